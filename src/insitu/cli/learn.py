@@ -1,0 +1,73 @@
+"""The verbs that make weights: `demo`, `midtrain`, `rl`."""
+
+from typing import Annotated
+
+import typer
+
+from insitu.cli.boundary import guarded
+from insitu.cli.options import Overrides, Recipe, read_recipe
+
+
+@guarded(resume="--resume")
+def rl(
+    recipe: Recipe,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run where it was left.")
+    ] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Train a policy by RL inside a product.
+
+    \b
+    Example:
+      insitu rl recipes/demo.toml --set rl.steps=10
+      insitu rl recipes/demo.toml --resume
+    """
+    config = read_recipe(recipe, overrides)
+    from insitu.cli.progress import Bar
+    from insitu.flows.rl import run_rl
+
+    with Bar() as progress:
+        folder = run_rl(config, resume=resume, progress=progress)
+    typer.echo(f"done: {folder.path}; see it with: insitu report {folder.path}")
+
+
+@guarded(resume="")
+def midtrain(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Train a model on code and transcripts.
+
+    It goes on where it was left.
+
+    \b
+    Example:
+      insitu midtrain recipes/base.toml --set midtrain.max_tokens=50_000_000
+    """
+    config = read_recipe(recipe, overrides)
+    from insitu.flows.midtrain import run_midtrain
+
+    result = run_midtrain(config)
+    typer.echo(
+        f"done: {result.model}: {result.tokens:,} tokens in {result.steps} steps, "
+        f"{result.wall_s:.0f} s, loss {result.loss:.3f}"
+    )
+    for name, nats in result.held_out.items():
+        typer.echo(f"  {name}: {nats:.3f} nats per token")
+
+
+@guarded(resume="")
+def demo(overrides: Overrides = None) -> None:
+    """Run the whole loop on this machine.
+
+    Evaluates on held-out tasks, trains by RL, evaluates again and reports.
+
+    \b
+    Example:
+      insitu demo
+    """
+    from insitu.cli.progress import Bar
+    from insitu.flows.demo import run_demo
+
+    with Bar() as progress:
+        lines = run_demo(overrides or (), progress=progress)
+    for line in lines:
+        typer.echo(line)

@@ -1,0 +1,16 @@
+"""`[policy]`: the model that is trained."""
+
+from pydantic import Field
+
+from insitu.config.section import Section
+
+
+class PolicyConfig(Section):
+    """The weights at the start, and the tokenizer and renderer that belong to them."""
+
+    model: str = ""
+    """Hugging Face model folder: config.json, safetensors and the tokenizer's files."""
+    renderer: str = "auto"
+    """Chat template and tool format: a name that `renderers` knows, or `auto` by the model."""
+    context: int = Field(default=0, ge=0)
+    """Longest sequence in tokens, prompt and answer together; 0: what the model allows."""

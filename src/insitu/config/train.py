@@ -1,0 +1,42 @@
+"""`[train]`: the RL step."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from insitu.config.section import Section
+
+
+class TrainConfig(Section):
+    """Optimiser, loss and how a batch is computed."""
+
+    lr: float = Field(default=1e-5, gt=0)
+    """Peak learning rate."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's decay of the gradient's mean."""
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """AdamW's decay of the gradient's square."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decay of matrices other than embeddings."""
+    clip: float = Field(default=1.0, ge=0)
+    """Largest L2 norm of the gradient; 0: no clipping."""
+    loss: str = "importance"
+    """Which importance-corrected loss; the trainer's table lists them."""
+    ratio_low: float = Field(default=0.0, ge=0)
+    """Tokens whose probability ratio, trainer to sampler, is below are masked out."""
+    ratio_high: float = Field(default=4.0, gt=0)
+    """The ratio's upper bound."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the divergence from the policy that sampled."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the forward pass; the optimiser's weights are float32."""
+    device: str = "auto"
+    """`cpu`, `cuda`, …; `auto`: an accelerator where there is one."""
+    threads: int = Field(default=1, ge=0)
+    """CPU cores it uses; 0: all."""
+    deterministic: bool = False
+    """Same batch, same bits; slower on accelerators."""
+    max_tokens_per_pack: int = Field(default=4096, ge=16)
+    """Tokens per forward and backward pass; bounds memory, does not change the result."""

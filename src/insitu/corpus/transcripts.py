@@ -1,0 +1,135 @@
+"""Conversations and recorded segments as token documents, with loss on the policy's tokens only.
+
+The layout is that of Qwen3 as the gateway renders it (`⏎` is a line feed, encoded alone):
+
+    <|im_start|>system⏎{system}⏎⏎# Tools …<|im_end|>⏎<|im_start|>user⏎{text}<|im_end|>⏎
+    <|im_start|>assistant⏎[<tool_call>⏎{json}⏎</tool_call><|im_end|>]⏎
+    <|im_start|>user⏎<tool_response>⏎{result}⏎</tool_response><|im_end|>⏎ …
+
+with the loss on what stands in brackets.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from insitu.corpus.tokenizer import TOOLS_FOOTER, TOOLS_HEADER
+from insitu.corpus.tokenset import TokenDocument
+from insitu.types import Segment, UsageError
+
+Message = Mapping[str, Any]
+"""A message of OpenAI's Chat Completions API; content is text, arguments are JSON text."""
+Encode = Callable[[str], Sequence[int]]
+
+
+class TranscriptEncoder:
+    """Turns conversations into token documents.
+
+    Example: `TranscriptEncoder(encode, tools).document(messages)`.
+    """
+
+    def __init__(self, encode: Encode, tools: Sequence[Mapping[str, Any]]) -> None:
+        """`encode` gives the ids of a text and knows Qwen3's markers as single tokens.
+
+        Raises:
+            UsageError: one of the markers is not a single token.
+        """
+        self._encode = lru_cache(maxsize=4096)(lambda text: tuple(encode(text)))
+        self._tools = tools
+        self._start, self._end, self._call, self._call_end, self._reply, self._reply_end = (
+            self._marker(m)
+            for m in (
+                "<|im_start|>",
+                "<|im_end|>",
+                "<tool_call>",
+                "</tool_call>",
+                "<tool_response>",
+                "</tool_response>",
+            )
+        )
+
+    def document(
+        self,
+        messages: Sequence[Message],
+        *,
+        unscored: Collection[int] = (),
+        also_scored: Callable[[int, str], bool] | None = None,
+    ) -> TokenDocument:
+        """The whole conversation.
+
+        `unscored` are indexes of assistant messages without loss (wrong tries that are shown but
+        not taught). `also_scored(message, line)` may put loss on lines of tool results too.
+        """
+        ids: list[int] = []
+        loss: list[bool] = []
+
+        def put(new: Sequence[int], scored: bool = False) -> None:
+            ids.extend(new)
+            loss.extend([scored] * len(new))
+
+        for i, message in enumerate(messages):
+            role = message["role"]
+            if role == "tool":
+                self._tool(messages, i, put, also_scored)
+                continue
+            put(self._start)
+            if role == "assistant":
+                put(self._encode("assistant\n"))
+                put([*self._spoken(message), *self._end], i not in unscored)
+            else:
+                put(self._encode(f"{role}\n{self._text(message, first=i == 0)}"))
+                put(self._end)
+            put(self._encode("\n"))
+        return TokenDocument(ids=tuple(ids[:-1]), loss=tuple(loss[:-1]))
+
+    def _marker(self, text: str) -> tuple[int, ...]:
+        found = self._encode(text)
+        if len(found) != 1:
+            raise UsageError(f"{text} is not one token", remedy="use a tokenizer of the Qwen3 family")
+        return found
+
+    def _text(self, message: Message, *, first: bool) -> str:
+        content: str = message.get("content") or ""
+        if not (first and self._tools and message["role"] == "system"):
+            return content
+        tools = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in self._tools)
+        return f"{content}\n\n{TOOLS_HEADER}{tools}{TOOLS_FOOTER}"
+
+    def _spoken(self, message: Message) -> list[int]:
+        content = message.get("content") or ""
+        calls = message.get("tool_calls") or []
+        ids = list(self._encode(content + ("\n" if content and calls else "")))
+        for i, call in enumerate(calls):
+            function = call["function"]
+            text = f'\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n'
+            ids += self._encode("\n") if i else ()
+            ids += [*self._call, *self._encode(text), *self._call_end]
+        return ids
+
+    def _tool(
+        self,
+        messages: Sequence[Message],
+        i: int,
+        put: Callable[..., None],
+        also_scored: Callable[[int, str], bool] | None,
+    ) -> None:
+        if messages[i - 1]["role"] != "tool":
+            put([*self._start, *self._encode("user")])
+        put([*self._encode("\n"), *self._reply])
+        content = f"\n{messages[i]['content']}\n"
+        whole = self._encode(content)
+        parts = [(line, self._encode(line)) for line in content.splitlines(keepends=True)]
+        if also_scored is None or whole != tuple(t for _, part in parts for t in part):
+            put(whole)  # Without line losses where a token reaches over the end of a line.
+        else:
+            for line, part in parts:
+                put(part, line != "\n" and also_scored(i, line))
+        put(self._reply_end)
+        if i + 1 == len(messages) or messages[i + 1]["role"] != "tool":
+            put([*self._end, *self._encode("\n")])
+
+
+def segment_document(segment: Segment) -> TokenDocument:
+    """A recorded segment: its exact tokens, with loss where the policy sampled them."""
+    return TokenDocument(ids=segment.token_ids, loss=segment.trainable)

@@ -1,0 +1,222 @@
+"""What a run is made of, wired once: engine and trainer processes, gateway, sandboxes, judge."""
+
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from insitu.config.tree import Config
+from insitu.engine.client import EngineClient
+from insitu.fleet.local import LocalService
+from insitu.gateway.server import Gateway
+from insitu.kit.codec import to_json
+from insitu.ledger.episodes import EpisodeStore
+from insitu.ledger.ledger import Ledger
+from insitu.ledger.run_folder import RunFolder
+from insitu.product.config import Product, read_product
+from insitu.product.launch import base_url, prepare_product, run_product, sandbox_spec
+from insitu.render.renderer import TokenRenderer
+from insitu.reward.formula import evaluate
+from insitu.reward.signals import episode_signals
+from insitu.reward.verify import Verifier
+from insitu.rollout.episode import EpisodeRunner
+from insitu.sandbox.backends import open_backend
+from insitu.sandbox.base import SandboxBackend
+from insitu.train.client import TrainerClient
+from insitu.types import Fault, PolicyVersion, Sampling, UsageError
+from insitu.weights.store import WeightStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """A run's parts, alive while `open_services` lasts."""
+
+    config: Config
+    folder: RunFolder
+    ledger: Ledger
+    episodes: EpisodeStore
+    store: WeightStore
+    engine: EngineClient
+    runner: EpisodeRunner
+    trainer: TrainerClient | None
+    processes: dict[str, LocalService]
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the policy is sampled in training."""
+        settings = self.config.gateway
+        return Sampling(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            max_tokens=settings.max_tokens,
+        )
+
+
+@asynccontextmanager
+async def open_services(
+    config: Config, folder: RunFolder, ledger: Ledger, *, with_trainer: bool
+) -> AsyncIterator[Services]:
+    """Start everything, give it, and stop everything.
+
+    Raises:
+        UsageError: something the recipe names is missing or cannot work here.
+        ServiceError: a process did not come up.
+    """
+    product = read_product(Path(config.product.file))
+    prepare_product(product)
+    store = open_store(config, folder)
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(_sandboxes(config, folder))
+        engine, engine_process = await _start_engine(stack, config, folder, ledger, store)
+        processes = {"engine": engine_process}
+        trainer = None
+        if with_trainer:
+            trainer, processes["trainer"] = await _start_trainer(stack, config, folder, ledger)
+        gateway = Gateway(
+            engine,
+            TokenRenderer(Path(store.get(0).path)),
+            model_name=product.name,
+            context=context_of(config, store),
+            sampling_policy=config.gateway.sampling,
+        )
+        socket = folder.socket("gateway")
+        await stack.enter_async_context(gateway.serve(socket))
+        yield Services(
+            config=config,
+            folder=folder,
+            ledger=ledger,
+            episodes=EpisodeStore(folder.episodes),
+            store=store,
+            engine=engine,
+            runner=_runner(config, product, backend, gateway, socket, folder),
+            trainer=trainer,
+            processes=processes,
+        )
+
+
+def open_store(config: Config, folder: RunFolder) -> WeightStore:
+    """The run's weight store; a new one begins with the recipe's base policy as version 0."""
+    store = WeightStore(folder.weights)
+    if store.is_empty:
+        if not config.policy.model:
+            raise UsageError(
+                "the recipe names no base policy", remedy="set policy.model to a model's folder"
+            )
+        store.adopt(Path(config.policy.model))
+    return store
+
+
+def context_of(config: Config, store: WeightStore) -> int:
+    """Tokens that a call may hold: the recipe's limit, or what the model was made for."""
+    return config.policy.context or store.context_of(0)
+
+
+@asynccontextmanager
+async def _sandboxes(config: Config, folder: RunFolder) -> AsyncIterator[SandboxBackend]:
+    root = Path(config.sandbox.folder) if config.sandbox.folder else folder.scratch
+    backend = open_backend(config.sandbox.backend, root)
+    if problems := await backend.preflight():
+        raise UsageError(
+            f"{backend.name} cannot make sandboxes here: {problems[0]}",
+            remedy="see `insitu doctor`",
+        )
+    await backend.reap()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def _runner(
+    config: Config,
+    product: Product,
+    backend: SandboxBackend,
+    gateway: Gateway,
+    socket: Path,
+    folder: RunFolder,
+) -> EpisodeRunner:
+    cache = Path(config.reward.cache) if config.reward.cache else folder.path / "verdicts"
+    verifier = Verifier(backend, cache)
+    tools = product.tools.model_dump()
+    return EpisodeRunner(
+        backend=backend,
+        gate=gateway,
+        spec=lambda task: sandbox_spec(product, task, socket),
+        launch=lambda sandbox, task, key: run_product(
+            product, sandbox, task, base_url(product), key
+        ),
+        judge=verifier.judge,
+        score=partial(episode_signals, tools=tools),
+        reward=partial(evaluate, config.reward.formula),
+        max_calls=config.gateway.max_calls,
+    )
+
+
+def _death_note(ledger: Ledger) -> Callable[[str, str], None]:
+    def note(name: str, cause: str) -> None:
+        boundary = "train" if name == "trainer" else name
+        ledger.add_fault(Fault(boundary=boundary, cause=cause, at=time.time()))
+
+    return note
+
+
+async def _start_engine(
+    stack: AsyncExitStack, config: Config, folder: RunFolder, ledger: Ledger, store: WeightStore
+) -> tuple[EngineClient, LocalService]:
+    token, socket, settings = secrets.token_urlsafe(24), folder.socket("engine"), config.engine
+    client = EngineClient(socket, token)
+
+    def command() -> Sequence[str]:
+        # Asked at every start: a restarted engine begins with the newest version.
+        newest: PolicyVersion = store.latest()
+        return [
+            sys.executable, "-m", "insitu.engine.server",
+            "--policy", to_json(newest).decode(),
+            "--socket", str(socket),
+            "--slots", str(settings.slots),
+            "--context", str(context_of(config, store)),
+            "--threads", str(settings.threads),
+            "--dtype", settings.dtype,
+            "--reuse-across-versions", "keep" if settings.reuse_across_versions else "recompute",
+            *(["--deterministic"] if settings.deterministic else []),
+        ]  # fmt: skip
+
+    service = LocalService(
+        name="engine",
+        command=command,
+        healthy=client.healthy,
+        log=folder.path / "engine.log",
+        env={"INSITU_TOKEN": token},
+        on_death=_death_note(ledger),
+    )
+    stack.push_async_callback(client.close)
+    stack.push_async_callback(service.stop)
+    await service.start()
+    return client, service
+
+
+async def _start_trainer(
+    stack: AsyncExitStack, config: Config, folder: RunFolder, ledger: Ledger
+) -> tuple[TrainerClient, LocalService]:
+    token, socket = secrets.token_urlsafe(24), folder.socket("trainer")
+    client = TrainerClient(socket, token)
+    service = LocalService(
+        name="trainer",
+        command=lambda: [
+            sys.executable, "-m", "insitu.train.server",
+            "--run", str(folder.path), "--socket", str(socket),
+        ],  # fmt: skip
+        healthy=client.healthy,
+        log=folder.path / "trainer.log",
+        env={"INSITU_TOKEN": token},
+        on_death=_death_note(ledger),
+    )
+    stack.push_async_callback(client.close)
+    stack.push_async_callback(service.stop)
+    await service.start()
+    return client, service

@@ -1,0 +1,23 @@
+"""The dialects by route: a literal table, each imported when it is used."""
+
+from functools import cache
+from importlib import import_module
+from typing import Final, cast
+
+from insitu.gateway.dialects.base import Dialect
+
+DIALECTS: Final[dict[str, str]] = {
+    "/v1/chat/completions": "insitu.gateway.dialects.chat:ChatDialect",
+}
+"""Route → `module:Class`."""
+
+
+@cache
+def dialect_at(route: str) -> Dialect:
+    """The dialect that answers on `route`.
+
+    Raises:
+        KeyError: no dialect answers there.
+    """
+    module, name = DIALECTS[route].split(":")
+    return cast(Dialect, getattr(import_module(module), name)())

@@ -1,0 +1,1 @@
+"""Small parts with no opinion: a closed list (log, clock, retry, atomic, digest, codec)."""

@@ -1,0 +1,252 @@
+"""What a package's own tests do unchanged: which pass, how fast, and which functions they enter."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from insitu.tasks.mutate import functions
+from insitu.tasks.runner import RunResult, Worker
+from insitu.tasks.source import PackageSpec, Source, source_files
+from insitu.types import TaskError
+
+QUICK_S = 0.3
+"""Only tests faster than this are used."""
+_MODULE_LIMIT_S = 120.0
+_REPEATS = 3
+_NAME = re.compile(r"^[\w./:\-]+(\[[\w.,+\-]{1,30}\])?$")
+_NAME_LENGTH = 110
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TestFacts:
+    """One usable test."""
+
+    __test__ = False
+
+    name: str
+    """pytest's node id."""
+    duration: float
+    functions: tuple[tuple[str, str], ...]
+    """Path and qualified name of the functions it enters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """What came of one package."""
+
+    tests: tuple[TestFacts, ...]
+    overhead: dict[str, float]
+    """By test file, seconds of a run besides its tests."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Tests and test files not used, by reason."""
+    named: tuple[str, ...] = ()
+    """Up to ten of them with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """One function with the tests that judge it."""
+
+    path: str
+    qualname: str
+    first_line: int
+    last_line: int
+    tests: tuple[str, ...]
+    """Of one test file, most telling first."""
+    base_s: float
+    """Seconds that running them takes unchanged."""
+
+
+class _Sieve:
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = defaultdict(int)
+        self.named: list[str] = []
+        self.failing: list[str] = []
+
+    def drop(self, what: str, reason: str, detail: str = "") -> None:
+        self.counts[reason] += 1
+        if len(self.named) < 10:
+            self.named.append(f"{what}: {reason}" + (f" ({detail[:120]})" if detail else ""))
+
+
+def survey(
+    source: Source,
+    spec: PackageSpec,
+    base: Path,
+    worker: Worker,
+    on_file: Callable[[str], None] = lambda _: None,
+) -> Survey:
+    """Run each test file three times, once of them traced.
+
+    Raises:
+        TaskError: tests fail unchanged (and may not be left out), or none can be used.
+    """
+    sieve = _Sieve()
+    where = _function_index(base, source)
+    tests: list[TestFacts] = []
+    overhead: dict[str, float] = {}
+    for file in source.test_files:
+        on_file(file)
+        runs = _runs(worker, file, sieve)
+        if runs:
+            usable = _usable(file, runs, spec, sieve)
+            tests += [_facts(name, runs, where) for name in usable]
+            spent = sum(t.duration for t in runs[-1].tests.values())
+            overhead[file] = max(0.05, runs[-1].wall_s - spent)
+    _check(source, spec, sieve, tests)
+    return Survey(
+        tests=tuple(tests),
+        overhead=overhead,
+        left_out=dict(sieve.counts),
+        named=tuple(sieve.named),
+    )
+
+
+def _check(source: Source, spec: PackageSpec, sieve: _Sieve, tests: list[TestFacts]) -> None:
+    if sieve.failing and not spec.allow_failing:
+        names = ", ".join(sieve.failing[:5])
+        more = f" and {len(sieve.failing) - 5} more" * (len(sieve.failing) > 5)
+        raise TaskError(
+            f"{source.name} {source.version}: {len(sieve.failing)} of its tests already fail:"
+            f" {names}{more}",
+            remedy="mend them, add what they need (requires), or leave them out (skip_tests, "
+            "allow_failing)",
+        )
+    if not tests:
+        why = sieve.named[0] if sieve.named else "its test files hold no tests"
+        raise TaskError(
+            f"{source.name} {source.version}: none of its tests can be used: {why}",
+            remedy="add what they need to import (requires), or choose another package",
+        )
+
+
+def _runs(worker: Worker, file: str, sieve: _Sieve) -> list[RunResult]:
+    runs: list[RunResult] = []
+    for _ in range(_REPEATS):
+        if not runs:
+            worker.warm([file])
+            result = worker.run([file], timeout_s=3 * _MODULE_LIMIT_S, trace=True)
+        else:
+            result = worker.run([file], timeout_s=_MODULE_LIMIT_S)
+        if result.broken:
+            sieve.drop(file, "test file does not import", next(iter(result.broken.values())))
+            return []
+        if result.status != "done":
+            sieve.drop(file, f"test file: {result.status}")
+            return []
+        if result.exit_code not in (0, 1, 5):
+            sieve.drop(file, "pytest refuses the file", result.note.splitlines()[-1:][0])
+            return []
+        runs.append(result)
+    return runs
+
+
+def _usable(file: str, runs: list[RunResult], spec: PackageSpec, sieve: _Sieve) -> list[str]:
+    usable = []
+    for name, first in runs[0].tests.items():
+        outcomes = {r.tests[name].outcome if name in r.tests else "" for r in runs}
+        # The traced run is slower; the quicker of the others counts.
+        duration = min(r.tests[name].duration for r in runs[1:] if name in r.tests)
+        if any(Path(name).match(g) or g in name for g in spec.skip_tests):
+            sieve.drop(name, "left out by name")
+        elif len(outcomes) > 1:
+            sieve.drop(name, "flaky")
+        elif outcomes == {"failed"}:
+            sieve.failing.append(name)
+            sieve.drop(name, "fails unchanged", first.error)
+        elif outcomes != {"passed"}:
+            sieve.drop(name, "skipped")
+        elif duration > QUICK_S:
+            sieve.drop(name, "slow")
+        elif not _NAME.match(name) or len(name) > _NAME_LENGTH or not name.startswith(file):
+            sieve.drop(name, "unwieldy name")
+        else:
+            usable.append(name)
+    return usable
+
+
+def _function_index(base: Path, source: Source) -> dict[str, list[tuple[int, int, str]]]:
+    """By path, first line (with decorators), last line and name of each function."""
+    index = {}
+    for path in source_files(base, source):
+        text = (base / path).read_text(encoding="utf-8")
+        lines = text.split("\n")
+        index[path] = [
+            (_decorated(lines, first), last, name) for name, first, last in functions(text)
+        ]
+    return index
+
+
+def _decorated(lines: list[str], first: int) -> int:
+    """The line of the first decorator, which is where Python says that the function begins."""
+    line, indent = first, len(lines[first - 1]) - len(lines[first - 1].lstrip())
+    while line > 1:
+        above = lines[line - 2]
+        if not above.strip() or len(above) - len(above.lstrip()) < indent:
+            break
+        if above.lstrip().startswith("@") and len(above) - len(above.lstrip()) == indent:
+            first = line - 1
+        elif len(above) - len(above.lstrip()) == indent and not above.lstrip().startswith(")"):
+            break
+        line -= 1
+    return first
+
+
+def _facts(
+    name: str, runs: list[RunResult], where: dict[str, list[tuple[int, int, str]]]
+) -> TestFacts:
+    entered = set()
+    for path, line in runs[0].functions.get(name, ()):
+        for first, last, qualname in where.get(path, ()):
+            if first <= line <= last:
+                entered.add((path, qualname))
+    duration = min(r.tests[name].duration for r in runs[1:])
+    return TestFacts(name=name, duration=duration, functions=tuple(sorted(entered)))
+
+
+def targets(base: Path, source: Source, found: Survey, *, most_tests: int) -> list[Target]:
+    """Each function that tests enter, with up to `most_tests` tests of the one file that suits."""
+    covering: dict[tuple[str, str], dict[str, list[TestFacts]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for test in found.tests:
+        for place in test.functions:
+            covering[place][test.name.split("::")[0]].append(test)
+    result = []
+    for path in source_files(base, source):
+        text = (base / path).read_text(encoding="utf-8")
+        for qualname, first, last in functions(text):
+            by_file = covering.get((path, qualname))
+            if by_file:
+                file = max(by_file, key=lambda f: (_alike(f, path), len(by_file[f]), f))
+                tests = _telling(by_file[file], qualname)[:most_tests]
+                result.append(
+                    Target(
+                        path=path,
+                        qualname=qualname,
+                        first_line=first,
+                        last_line=last,
+                        tests=tuple(t.name for t in tests),
+                        base_s=found.overhead[file] + sum(t.duration for t in tests),
+                    )
+                )
+    return result
+
+
+def _alike(test_file: str, path: str) -> bool:
+    stem = re.sub(r"^test_?|_?tests?$", "", Path(test_file).stem)
+    return bool(stem) and (stem in Path(path).stem or Path(path).stem in stem)
+
+
+def _telling(tests: Iterable[TestFacts], qualname: str) -> list[TestFacts]:
+    """Tests that name the function first, then those that enter little else, then quick ones."""
+    bare = qualname.rsplit(".", 1)[-1].strip("_").lower()
+
+    def rank(test: TestFacts) -> tuple[bool, bool, int, float]:
+        own = test.name.rsplit("::", 1)[-1].lower()
+        named = bool(bare) and bare in own.replace("test_", "")
+        return (not named, "[" in test.name, len(test.functions), test.duration)
+
+    return sorted(tests, key=rank)

@@ -1,0 +1,137 @@
+"""Bugs tried out: one edit in one function, and what the tests say."""
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from insitu.kit.digest import digest_bytes
+from insitu.tasks.mutate import apply_edit, candidate_edits, core
+from insitu.tasks.runner import RunResult, TestResult, Worker
+from insitu.tasks.survey import Target
+from insitu.types import Edit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One edit of an intact function with its outcome."""
+
+    base: str
+    """Name of the source tree."""
+    path: str
+    qualname: str
+    first_line: int
+    last_line: int
+    edit: Edit
+    """From intact to broken."""
+    family: str
+    status: str
+    """`killed`, `survived`, `timeout`, `crashed`, or `import` where nothing could be imported."""
+    candidates: int
+    """Legal edits of the function."""
+    base_s: float
+    failing: tuple[str, ...] = ()
+    """Most telling first."""
+    passing: tuple[str, ...] = ()
+    helpful: bool = False
+    error: str = ""
+    """Of the first failing test."""
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Family and what really changes, from intact to broken."""
+        return (self.family, *core(self.edit, self.family))
+
+    @property
+    def key(self) -> str:
+        """Short digest that names the bug."""
+        e = self.edit
+        parts = (self.base, self.path, self.qualname, str(e.line), str(e.column), e.old, e.new)
+        return digest_bytes(*(p.encode() for p in parts))[:8]
+
+
+def try_function(
+    base: str, source: str, target: Target, worker: Worker, *, tries: int, fewest: int, seed: int
+) -> list[Trial]:
+    """Break the function in up to `tries` ways; nothing if it has under `fewest` legal edits."""
+    edits = candidate_edits(source, target.path, target.first_line, target.last_line)
+    if len(edits) < fewest:
+        return []
+    parts = (base, target.path, target.qualname, str(seed))
+    rng = random.Random(digest_bytes(*(p.encode() for p in parts)))
+    return [
+        _try(base, source, target, worker, edit, family, len(edits))
+        for edit, family in spread(edits, tries, rng)
+    ]
+
+
+def spread(
+    edits: Sequence[tuple[Edit, str]], count: int, rng: random.Random
+) -> list[tuple[Edit, str]]:
+    """Up to `count` edits, the families in turn, random within each."""
+    by_family: dict[str, list[tuple[Edit, str]]] = defaultdict(list)
+    for edit in edits:
+        by_family[edit[1]].append(edit)
+    for group in by_family.values():
+        rng.shuffle(group)
+    names = sorted(by_family)
+    rng.shuffle(names)
+    chosen: list[tuple[Edit, str]] = []
+    while names and len(chosen) < count:
+        for name in list(names):
+            if by_family[name]:
+                chosen.append(by_family[name].pop())
+            else:
+                names.remove(name)
+    return chosen[:count]
+
+
+def time_limit(base_s: float) -> float:
+    """Seconds that a run of a broken function may take."""
+    return max(3.0, 4 * base_s)
+
+
+def _try(
+    base: str, source: str, target: Target, worker: Worker, edit: Edit, family: str, total: int
+) -> Trial:
+    broken = {target.path: apply_edit(source, edit)}
+    result = worker.run(target.tests, files=broken, timeout_s=time_limit(target.base_s))
+    failing = [t for t in target.tests if t in result.failed]
+    ranked = sorted(failing, key=lambda t: not _localises(result.tests[t], target, edit))
+    first = result.tests[ranked[0]] if ranked else None
+    return Trial(
+        base=base,
+        path=target.path,
+        qualname=target.qualname,
+        first_line=target.first_line,
+        last_line=target.last_line,
+        edit=edit,
+        family=family,
+        status=_status(result, failing),
+        candidates=total,
+        base_s=target.base_s,
+        failing=tuple(ranked),
+        passing=tuple(t for t in target.tests if t in result.passed),
+        helpful=first is not None and _localises(first, target, edit),
+        error=first.error if first else "",
+    )
+
+
+def _status(result: RunResult, failing: Sequence[str]) -> str:
+    if result.status != "done":
+        return result.status
+    if result.broken or result.exit_code not in (0, 1):
+        return "import"
+    return "killed" if failing else "survived"
+
+
+def _localises(test: TestResult, target: Target, edit: Edit) -> bool:
+    """Whether the failure points at the bug: by a frame beside it, or by a word of it.
+
+    A frame counts if it is in the function and at most one line away; the message counts if
+    it names the wrong word that the edit put in.
+    """
+    near = any(path == target.path and abs(line - edit.line) <= 1 for path, line in test.frames)
+    word = edit.new.strip("() ,:")
+    named = word.isidentifier() and len(word) > 3 and f"'{word}'" in test.error
+    return near or named
