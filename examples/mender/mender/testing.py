@@ -4,24 +4,21 @@ The child imports the repository fresh, so it sees the files as they are now; th
 never imports anything from it.
 """
 
-import ast
 import contextlib
+import functools
 import gc
 import io
 import os
-import re
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from mender import report, texts
+from mender import report, speed, texts
 
 TIMEOUT_S = 20.0
-_MEMORY = 1 << 30  # bytes more than now: a runaway test must not take the agent with it
+_MEMORY = 1 << 29  # bytes more than now: a runaway test must not take the agent with it
 _ENOUGH = 65_536  # bytes of report that are read
 
 _UNUSED = ("cacheprovider", "junitxml", "pastebin", "stepwise", "faulthandler")
@@ -41,10 +38,11 @@ _OPTIONS = [
 def run(root: Path, test: str, timeout_s: float = TIMEOUT_S) -> str:
     """Run the test; a short report."""
     _warm_up()
+    cache = _cache_folder()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        _child(root, test, reader, writer)
+        _child(root, test, cache, reader, writer)
     os.close(writer)
     try:
         answer = _read(reader, time.monotonic() + timeout_s)
@@ -71,7 +69,19 @@ def _warm_up() -> None:
     gc.freeze()  # the children share what is there now, untouched by their collections
 
 
-def _child(root: Path, test: str, reader: int, writer: int) -> None:
+@functools.cache
+def _cache_folder() -> Path:
+    """A folder for compiled code, for as long as this process lives."""
+    import atexit
+    import shutil
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="mender-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _child(root: Path, test: str, cache: Path, reader: int, writer: int) -> None:
     """Never returns."""
     try:
         os.close(reader)
@@ -82,49 +92,21 @@ def _child(root: Path, test: str, reader: int, writer: int) -> None:
             os.dup2(quiet, stream)
         os.chdir(root)
         sys.path[:0] = [str(root), *([str(root / "src")] if (root / "src").is_dir() else [])]
-        os.write(writer, _pytest(root, test).encode(errors="replace")[:_ENOUGH])
+        os.write(writer, _pytest(root, test, cache).encode(errors="replace")[:_ENOUGH])
     finally:
         os._exit(0)
 
 
-def _pytest(root: Path, test: str) -> str:
+def _pytest(root: Path, test: str, cache: Path) -> str:
     import pytest
 
-    _leave_out_other_tests(test)
+    speed.leave_out_other_tests(test)
+    speed.remember_compiled(cache, test)
     listener = report.Listener(root)
     complaint = io.StringIO()
     with contextlib.redirect_stderr(complaint):
         pytest.main([test, f"--rootdir={root}", *_OPTIONS], plugins=[listener])
     return listener.text(test, complaint.getvalue())
-
-
-def _leave_out_other_tests(test: str) -> None:
-    """Have pytest empty the other tests of the file before it rewrites their assertions.
-
-    Rewriting takes most of the time of a run, and the file is read anew for each.
-    """
-    from _pytest.assertion import rewrite
-
-    wanted = test.rsplit("::", 1)[-1].split("[")[0]
-    rewrite_asserts = rewrite.rewrite_asserts
-
-    def rewrite_one(tree: ast.Module, code: bytes, *others: Any) -> None:
-        defined_or_used = re.findall(rb"(\bdef\s+)?\b(test\w*)", code)
-        kept = {name.decode() for define, name in defined_or_used if not define} | {wanted}
-        for node in _functions(tree.body):
-            if node.name.startswith("test") and node.name not in kept:
-                node.body = [ast.copy_location(ast.Pass(), node.body[0])]
-        rewrite_asserts(tree, code, *others)
-
-    rewrite.rewrite_asserts = rewrite_one  # type: ignore[assignment]
-
-
-def _functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            yield from _functions(node.body)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
 
 
 def _limit_memory() -> None:

@@ -8,6 +8,7 @@ from mender import testing
 @pytest.fixture(autouse=True)
 def _own_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child forks from this very pytest; the real start is covered by test_session."""
+    testing._cache_folder.cache_clear()
     monkeypatch.setattr(testing, "_warm_up", lambda: None)
 
 
@@ -27,6 +28,22 @@ def test_sees_the_files_as_they_are_now(repo: Path) -> None:
         "tests/test_core.py:16 self.assertEqual(total([]), 0)\n"
         "AssertionError: 1 != 0"
     )
+    rewrite(repo, "result = 1", "result = 0")
+    assert testing.run(repo, test) == "passed"
+
+
+def test_nothing_is_compiled_twice(repo: Path) -> None:
+    test = "tests/test_core.py::TotalTests::test_empty"
+    cache = testing._cache_folder()
+    assert testing.run(repo, test) == "passed"
+    kept = sorted(cache.iterdir())
+    assert testing.run(repo, test) == "passed"
+    assert sorted(cache.iterdir()) == kept
+    rewrite(repo, "result = 0", "result = 1")
+    testing.run(repo, test)
+    assert len(list(cache.iterdir())) == len(kept) + 1
+    for file in cache.iterdir():
+        file.write_bytes(b"damaged")
     rewrite(repo, "result = 1", "result = 0")
     assert testing.run(repo, test) == "passed"
 

@@ -14,18 +14,18 @@ app = typer.Typer(
 
 
 @app.callback()
-def root() -> None:
+def _root() -> None:
     """Make task sets."""
 
 
 @app.command("build")
 @guarded(resume="")
-def build(
+def build_verb(
     sources: Annotated[
         list[str],
         typer.Argument(
             metavar="RECIPE|PACKAGE...",
-            help="One recipe with a [build] section; or packages, archives, folders with git.",
+            help="One recipe with a [build] section; or packages, archives, folders.",
         ),
     ],
     out: Annotated[
@@ -45,13 +45,13 @@ def build(
     if len(sources) == 1 and sources[0].endswith(".toml"):
         config = read_recipe(Path(sources[0]), overrides)
     else:
-        tables = {"build": {"out": out, "packages": sources}}
+        packages = [{"source": source} for source in sources]
+        tables = {"build": {"out": out, "packages": packages}}
         config = load_values(tables, overrides or (), source="command line")
     config.require("build.out", "build.packages")
-    from insitu.cli.progress import Bar
+    from rich.console import Console
+
     from insitu.flows.build import run_build
 
-    with Bar() as progress:
-        lines = run_build(config.build, progress=progress)
-    for line in lines:
-        typer.echo(line)
+    report = run_build(config, console=Console(stderr=True))
+    Console().print(report.table())

@@ -14,13 +14,13 @@ app = typer.Typer(
 
 
 @app.callback()
-def root() -> None:
+def _root() -> None:
     """Show configuration."""
 
 
-@app.command()
+@app.command("show")
 @guarded()
-def show(
+def show_verb(
     recipe: Annotated[
         Path | None, typer.Argument(metavar="[RECIPE]", help="Without one: the defaults.")
     ] = None,

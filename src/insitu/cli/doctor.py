@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @guarded()
-def doctor(
+def doctor_verb(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say what this machine can run. Exit code 1 where the demo cannot run.

@@ -9,7 +9,7 @@ from insitu.cli.options import Overrides, Recipe, read_recipe
 
 
 @guarded(resume="--resume")
-def rl(
+def rl_verb(
     recipe: Recipe,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run where it was left.")
@@ -33,7 +33,7 @@ def rl(
 
 
 @guarded(resume="")
-def midtrain(recipe: Recipe, overrides: Overrides = None) -> None:
+def midtrain_verb(recipe: Recipe, overrides: Overrides = None) -> None:
     """Train a model on code and transcripts.
 
     It goes on where it was left.
@@ -55,7 +55,7 @@ def midtrain(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 @guarded(resume="")
-def demo(overrides: Overrides = None) -> None:
+def demo_verb(overrides: Overrides = None) -> None:
     """Run the whole loop on this machine.
 
     Evaluates on held-out tasks, trains by RL, evaluates again and reports.

@@ -109,7 +109,7 @@ def _sandboxes() -> Iterator[Finding]:
 def _engines() -> Iterator[Finding]:
     for name, package, remedy, needed in (
         ("embedded", "torch", "pip install torch transformers", True),
-        ("vllm", "vllm", "pip install 'insitu[vllm]'", False),
+        ("vllm", "vllm", "pip install vllm", False),
     ):
         there = find_spec(package) is not None
         yield Finding(

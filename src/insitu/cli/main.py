@@ -28,7 +28,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def root(
+def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_show_version)
     ] = False,
@@ -42,13 +42,13 @@ def root(
     """
 
 
-app.command("demo")(learn.demo)
-app.command("doctor")(doctor.doctor)
-app.command("midtrain")(learn.midtrain)
-app.command("rl")(learn.rl)
-app.command("eval")(measure.evaluate)
-app.command("report")(runs.report)
-app.command("runs")(runs.list_all)
+app.command("demo")(learn.demo_verb)
+app.command("doctor")(doctor.doctor_verb)
+app.command("midtrain")(learn.midtrain_verb)
+app.command("rl")(learn.rl_verb)
+app.command("eval")(measure.eval_verb)
+app.command("report")(runs.report_verb)
+app.command("runs")(runs.runs_verb)
 app.add_typer(configure.app, name="config")
 app.add_typer(build.app, name="tasks")
 

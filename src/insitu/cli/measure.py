@@ -7,7 +7,7 @@ from insitu.cli.options import Overrides, Recipe, read_recipe
 
 
 @guarded(resume="")
-def evaluate(recipe: Recipe, overrides: Overrides = None) -> None:
+def eval_verb(recipe: Recipe, overrides: Overrides = None) -> None:
     """Evaluate a policy on held-out tasks.
 
     Beside it stand the baselines without a model.

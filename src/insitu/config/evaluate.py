@@ -22,5 +22,3 @@ class EvalConfig(Section):
     """Report the baselines without a model beside the policies."""
     baseline_tries: int = Field(default=5, ge=1)
     """Test runs that a baseline may use per task: as many as the product allows."""
-    compare: str = ""
-    """A second policy to compare with by a paired test: a model folder; empty: none."""

@@ -10,7 +10,5 @@ class PolicyConfig(Section):
 
     model: str = ""
     """Hugging Face model folder: config.json, safetensors and the tokenizer's files."""
-    renderer: str = "auto"
-    """Chat template and tool format: a name that `renderers` knows, or `auto` by the model."""
     context: int = Field(default=0, ge=0)
     """Longest sequence in tokens, prompt and answer together; 0: what the model allows."""

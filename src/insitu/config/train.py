@@ -22,14 +22,17 @@ class TrainConfig(Section):
     """AdamW's decay of matrices other than embeddings."""
     clip: float = Field(default=1.0, ge=0)
     """Largest L2 norm of the gradient; 0: no clipping."""
-    loss: str = "importance"
-    """Which importance-corrected loss; the trainer's table lists them."""
-    ratio_low: float = Field(default=0.0, ge=0)
-    """Tokens whose probability ratio, trainer to sampler, is below are masked out."""
+    loss: Literal["dppo_tv", "double_sided_is"] = "dppo_tv"
+    """Importance-corrected loss: masked on the difference of probabilities with a squared
+    log-ratio penalty, or on the probability ratio, both sides."""
+    tv_threshold: float = Field(default=0.2, gt=0, le=1)
+    """`dppo_tv`: probability by which a token may have moved before its push is masked out."""
+    kl: float = Field(default=1e-3, ge=0)
+    """`dppo_tv`: weight of the squared log-ratio to the policy that sampled."""
+    ratio_low: float = Field(default=0.2, ge=0)
+    """`double_sided_is`: tokens whose probability ratio, trainer to sampler, is below are out."""
     ratio_high: float = Field(default=4.0, gt=0)
-    """The ratio's upper bound."""
-    kl: float = Field(default=0.0, ge=0)
-    """Weight of the divergence from the policy that sampled."""
+    """`double_sided_is`: the ratio's upper bound."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the forward pass; the optimiser's weights are float32."""
     device: str = "auto"

@@ -22,7 +22,7 @@ def _table(table: BaseModel, prefix: str, describe: bool) -> Iterator[str]:
             later.append((name, value))
             continue
         if describe and field.description:
-            yield f"# {field.description}"
+            yield f"# {' '.join(field.description.split())}"
         yield f"{name} = {_value(value)}"
     for name, value in later:
         single = isinstance(value, BaseModel)

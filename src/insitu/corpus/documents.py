@@ -32,7 +32,9 @@ class Document:
     text: str
 
 
-def read_folder(folder: Path, *, source: str, licence: str, skip: Iterable[str] = ()) -> Iterator[Document]:
+def read_folder(
+    folder: Path, *, source: str, licence: str, skip: Iterable[str] = ()
+) -> Iterator[Document]:
     """Every `.py` file below a folder whose licence the caller declares, in order of path.
 
     Folders named in `skip` are left out at any depth; files that are not UTF-8 are left out.
@@ -59,7 +61,9 @@ def read_archive(archive: Path) -> Iterator[Document]:
     try:
         files = dict(_members(archive))
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as e:
-        raise CorruptError(f"{archive}: {e}", remedy="download it again") from e
+        raise CorruptError(
+            f"{archive}: {str(e).splitlines()[0]}", remedy="download it again"
+        ) from e
     source = archive.name.removesuffix(".tar.gz")
     if archive.suffix == ".whl":
         source = "-".join(archive.name.split("-")[:2])
@@ -86,10 +90,11 @@ def read_installed(folder: Path, *, skip: Iterable[str] = ()) -> Iterator[Docume
         for line in record.read_text().splitlines():
             path = line.split(",")[0]
             file = folder / path
-            if path.endswith(".py") and not path.startswith("..") and file.is_file():
-                if file.stat().st_size <= _LARGEST:
-                    source = info.name.removesuffix(".dist-info")
-                    yield from _document(source, path, licence, file.read_bytes())
+            if not path.endswith(".py") or path.startswith("..") or not file.is_file():
+                continue
+            if file.stat().st_size <= _LARGEST:
+                source = info.name.removesuffix(".dist-info")
+                yield from _document(source, path, licence, file.read_bytes())
 
 
 def _document(source: str, path: str, licence: str, raw: bytes) -> Iterator[Document]:

@@ -108,8 +108,13 @@ class Unseen:
 
     def _signature(self, text: str) -> Iterator[tuple[int, bytes]]:
         words = _WORD.findall(text)
-        shingles = {" ".join(words[i : i + _SHINGLE]) for i in range(max(1, len(words) - _SHINGLE + 1))}
-        raw = [int.from_bytes(hashlib.blake2b(s.encode(), digest_size=4).digest(), "little") for s in shingles]
+        shingles = {
+            " ".join(words[i : i + _SHINGLE]) for i in range(max(1, len(words) - _SHINGLE + 1))
+        }
+        raw = [
+            int.from_bytes(hashlib.blake2b(s.encode(), digest_size=4).digest(), "little")
+            for s in shingles
+        ]
         values = np.array(raw, dtype=np.uint64)[:, None]
         smallest = ((values * self._a + self._b) % np.uint64(_PRIME)).min(axis=0)
         for band in range(_BANDS):

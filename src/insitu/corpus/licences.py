@@ -63,7 +63,9 @@ def permissive(metadata: str) -> str | None:
     if expression:
         return _expression(expression[0])
     classifiers = [
-        c.removeprefix(_CLASSIFIER) for c in _fields(head, "Classifier") if c.startswith(_CLASSIFIER)
+        c.removeprefix(_CLASSIFIER)
+        for c in _fields(head, "Classifier")
+        if c.startswith(_CLASSIFIER)
     ]
     if classifiers:
         return _all(classifiers)

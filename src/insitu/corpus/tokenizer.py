@@ -32,13 +32,21 @@ SPECIAL = (
     "<|repo_name|>",
     "<|file_sep|>",
 )
-MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+MARKS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
 """Qwen3's markers that are single tokens but part of the text."""
 
 _KEYWORDS = (
-    "and or not in is if elif else for while return import from as with lambda yield raise assert "
-    "del except finally def class async await global nonlocal try"
-).split()
+    *("and", "or", "not", "in", "is", "if", "elif", "else", "for", "while", "return", "import"),
+    *("from", "as", "with", "lambda", "yield", "raise", "assert", "del", "except", "finally"),
+    *("def", "class", "async", "await", "global", "nonlocal", "try"),
+)
 _OPERATORS = (
     r"\*\*=|//=|>>=|<<=|==|!=|<=|>=|->|:=|\+=|-=|\*=|/=|%=|&=|\|=|\^=|\*\*|//|<<|>>|[-+*/%&|^~<>=@]"
 )
@@ -99,7 +107,9 @@ def _quote(kind: dict[str, Any]) -> str:
     return '"' if kind["type"] == "string" else ""
 
 
-def train_tokenizer(texts: Iterable[str], *, vocabulary: int, scaffolds: Sequence[str]) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], *, vocabulary: int, scaffolds: Sequence[str]
+) -> Tokenizer:
     """Learn the merges from `texts` and add the fixed tokens behind them.
 
     `vocabulary` counts everything: bytes, merges, special tokens, scaffolds.

@@ -63,5 +63,5 @@ def write_token_set(
 def _check(ids: Sequence[int], loss: Sequence[bool]) -> None:
     if len(ids) != len(loss):
         raise UsageError(f"{len(ids)} tokens but {len(loss)} mask entries")
-    if ids and not (0 <= min(ids) and max(ids) < _LIMIT):
+    if ids and (min(ids) < 0 or max(ids) >= _LIMIT):
         raise UsageError(f"token id {max(ids)} does not fit 16 bits")

@@ -86,7 +86,9 @@ class TranscriptEncoder:
     def _marker(self, text: str) -> tuple[int, ...]:
         found = self._encode(text)
         if len(found) != 1:
-            raise UsageError(f"{text} is not one token", remedy="use a tokenizer of the Qwen3 family")
+            raise UsageError(
+                f"{text} is not one token", remedy="use a tokenizer of the Qwen3 family"
+            )
         return found
 
     def _text(self, message: Message, *, first: bool) -> str:

@@ -55,6 +55,14 @@ class EngineClient:
             self._drop(writer)
         self._idle.clear()
 
+    async def healthy(self) -> bool:
+        """Whether the server answers now."""
+        try:
+            await self._ask(HEALTH, b"", EngineStatus)
+        except EngineError:
+            return False
+        return True
+
     async def wait_ready(self, timeout_s: float) -> EngineStatus:
         """Wait until the server answers.
 
@@ -88,11 +96,7 @@ class EngineClient:
         raise EngineError(problem.message)
 
     async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """One request on a kept or a new connection.
-
-        A kept connection that the server has closed in the meantime is replaced once, and only
-        if nothing of an answer has arrived.
-        """
+        """One request on a kept connection that is still open, or on a new one."""
         while self._idle:
             reader, writer = self._idle.pop()
             if reader.at_eof() or writer.is_closing():

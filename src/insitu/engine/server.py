@@ -1,4 +1,4 @@
-"""The engine as a process of its own: `python -m insitu.engine.server --model DIR --socket PATH`.
+"""The engine as a process of its own: `python -m insitu.engine.server --policy JSON --socket PATH`.
 
 HTTP over a Unix socket, JSON bodies, one bearer token. A plain ASGI callable under uvicorn: the
 four routes need no framework. The process ends when its parent does.
@@ -39,10 +39,11 @@ class EngineApp:
         self._expected = f"Bearer {token}".encode() if token else b""
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        """Answer one request; a client that disconnects cancels what it asked for."""
         if scope["type"] != "http":
             return
         if not self._allowed(scope):
-            await _answer(send, 401, Problem(kind="refused", message="wrong token"))
+            await _answer(send, 401, Problem(message="wrong token"))
             return
         body = await _body(receive)
         work = asyncio.create_task(self._route(scope["path"], body))
@@ -70,13 +71,13 @@ class EngineApp:
             if path in (STATUS, HEALTH):
                 return 200, await self._engine.status()
         except EngineError as e:
-            return FAILED, Problem(kind="failed", message=str(e))
+            return FAILED, Problem(message=str(e))
         except (ValueError, pydantic.ValidationError) as e:
-            return REFUSED, Problem(kind="refused", message=str(e))
+            return REFUSED, Problem(message=str(e))
         except Exception as e:  # noqa: BLE001 -- the process's boundary: the client is told
             _log.exception("request to %s failed", path)
-            return FAILED, Problem(kind="failed", message=f"{type(e).__name__}: {e}")
-        return 404, Problem(kind="refused", message=f"no route {path}")
+            return FAILED, Problem(message=f"{type(e).__name__}: {e}")
+        return 404, Problem(message=f"no route {path}")
 
 
 async def _body(receive: _Receive) -> bytes:
@@ -121,7 +122,11 @@ def listen(path: Path) -> socket.socket:
 async def serve(engine: Engine, path: Path, token: str, *, parent: int | None = None) -> None:
     """Serve `engine` at `path` until the process is told to end or `parent` (a pid) is gone."""
     config = uvicorn.Config(
-        EngineApp(engine, token), log_config=None, access_log=False, lifespan="off"
+        EngineApp(engine, token),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=3600,  # the client keeps its connections
     )
     server = uvicorn.Server(config)
     watch = asyncio.create_task(_outlive(server, parent)) if parent is not None else None
@@ -136,7 +141,7 @@ async def serve(engine: Engine, path: Path, token: str, *, parent: int | None = 
 
 async def _outlive(server: uvicorn.Server, parent: int) -> None:
     """Stop the server once `parent` is no longer this process's parent."""
-    while os.getppid() == parent:
+    while os.getppid() == parent:  # noqa: ASYNC110 -- no event announces a parent's death
         await asyncio.sleep(_PARENT_POLL_S)
     _log.warning("the parent process is gone; ending")
     server.force_exit = True
@@ -145,17 +150,17 @@ async def _outlive(server: uvicorn.Server, parent: int) -> None:
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m insitu.engine.server", description=__doc__)
-    p.add_argument("--model", type=Path, required=True, help="model folder")
-    p.add_argument("--policy", type=Path, help="file with the PolicyVersion that --model holds")
+    p.add_argument("--model", type=Path, help="model folder; default: the policy's")
+    p.add_argument("--policy", help="the PolicyVersion to begin with: JSON, or a file of it")
     p.add_argument("--socket", type=Path, required=True)
     p.add_argument("--token-env", default="INSITU_TOKEN", help="variable that holds the token")
     p.add_argument("--slots", type=int, default=64)
     p.add_argument("--context", type=int, default=2048)
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--chunk", type=int, default=256)
-    p.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
+    p.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
     p.add_argument("--device", default="auto")
-    p.add_argument("--reuse", choices=["keep", "recompute"], default="keep")
+    p.add_argument("--reuse-across-versions", choices=["keep", "recompute"], default="keep")
     p.add_argument("--deterministic", action="store_true")
     p.add_argument("--log", type=Path, help="file for the log")
     return p.parse_args(argv)
@@ -180,9 +185,11 @@ def main(argv: list[str] | None = None) -> int:
 async def _run(a: argparse.Namespace, token: str, parent: int) -> None:
     from insitu.engine.embedded.engine import EmbeddedEngine
 
-    policy = from_json(PolicyVersion, a.policy.read_bytes()) if a.policy else None
+    policy = _policy(a.policy) if a.policy else None
+    if a.model is None and policy is None:
+        raise UsageError("neither --model nor --policy", remedy="give one of them")
     engine = EmbeddedEngine(
-        a.model,
+        a.model or Path(policy.path if policy else ""),
         policy=policy,
         slots=a.slots,
         context=a.context,
@@ -190,10 +197,18 @@ async def _run(a: argparse.Namespace, token: str, parent: int) -> None:
         threads=a.threads,
         chunk=a.chunk,
         deterministic=a.deterministic,
-        reuse_across_versions=a.reuse,
+        reuse_across_versions=a.reuse_across_versions,
         device=a.device,
     )
     await serve(engine, a.socket, token, parent=parent)
+
+
+def _policy(text: str) -> PolicyVersion:
+    try:
+        raw = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
+        return from_json(PolicyVersion, raw)
+    except (OSError, ValueError) as e:
+        raise UsageError(f"--policy: {e}", remedy="give a PolicyVersion as JSON") from e
 
 
 if __name__ == "__main__":

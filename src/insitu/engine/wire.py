@@ -1,7 +1,6 @@
 """What the engine's server and its client say to each other: JSON over HTTP."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 GENERATE = "/generate"
 LOAD = "/load"
@@ -18,7 +17,6 @@ FAILED = 503
 class Problem:
     """Body of every answer that is not a success."""
 
-    kind: Literal["refused", "failed"]
     message: str
 
 

@@ -54,6 +54,9 @@ class Scale:
         return self.start + (value - self.low) / span * (self.end - self.start)
 
 
+_TIME_STEPS = (5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 43_200)
+
+
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` round numbers that cover the range from `low` to `high`."""
     if not high > low:
@@ -65,7 +68,7 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def number(value: float) -> str:
+def short_number(value: float) -> str:
     """A short form for axes and tables: 3, 0.25, 1,500, 12.4 k, 2.1 M."""
     size = abs(value)
     if size >= 1e6:
@@ -169,8 +172,8 @@ def line_chart(
     y = Scale(low=ticks[0], high=ticks[-1], start=_HEIGHT - _BOTTOM, end=_TOP)
     body = _y_axis(ticks, y, shares) + _x_axis(x, x_name)
     body += [shape for line in drawn for shape in _line(line, x, y)]
-    body += legend([(line.name, line.tone) for line in drawn], _LEFT, 16)
-    show = percent if shares else number
+    body += legend([(line.name, line.tone + " faint" * line.faint) for line in drawn], _LEFT, 16)
+    show = percent if shares else short_number
     said = "; ".join(
         f"{line.name} from {show(line.points[0][1])} to {show(line.points[-1][1])}"
         for line in drawn
@@ -180,7 +183,7 @@ def line_chart(
 
 
 def _y_axis(ticks: Sequence[float], y: Scale, shares: bool) -> list[Markup]:
-    show = whole_percent if shares else number
+    show = whole_percent if shares else short_number
     shapes = []
     for tick in ticks:
         shapes.append(rule(_LEFT, y(tick), _WIDTH - _RIGHT, y(tick), "grid"))
@@ -189,9 +192,10 @@ def _y_axis(ticks: Sequence[float], y: Scale, shares: bool) -> list[Markup]:
 
 
 def _x_axis(x: Scale, name: str) -> list[Markup]:
-    inside = [t for t in nice_ticks(x.low, x.high, 5) if x.low <= t <= x.high]
+    inside = [t for t in nice_ticks(x.low, x.high, 7) if x.low <= t <= x.high]
     shapes = [
-        label(x(tick), _HEIGHT - _BOTTOM + 16, number(tick), "tick", "middle") for tick in inside
+        label(x(tick), _HEIGHT - _BOTTOM + 16, short_number(tick), "tick", "middle")
+        for tick in inside
     ]
     return [*shapes, label((_LEFT + _WIDTH) / 2, _HEIGHT - 6, name, "axis", "middle")]
 
@@ -225,7 +229,7 @@ def legend(entries: Sequence[tuple[str, str]], x: float, y: float) -> list[Marku
 
 def text_width(text: str) -> float:
     """About how wide a text of the charts' size is, in pixels."""
-    return 6.6 * len(text)
+    return 7.0 * len(text)
 
 
 def dot_plot(
@@ -355,9 +359,9 @@ def lanes(
         body += [box(x(a), y, x(b) - x(a), 22, f"fill-{tone}") for a, b in busy]
         body.append(label(width - 66, y + 16, percent(share), "value"))
     bottom = 8.0 + 32 * len(rows)
-    for tick in nice_ticks(0, end, 6):
-        if tick <= end:
-            body.append(label(x(tick), bottom + 12, clock(tick), "tick", "middle"))
+    step = next((s for s in _TIME_STEPS if end / s <= 8), 86_400)
+    for tick in range(0, int(end) + 1, step):
+        body.append(label(x(tick), bottom + 12, clock(tick), "tick", "middle"))
     said = "; ".join(f"{name} busy {percent(share)} of the time" for name, _, _, share in rows)
     return svg(title, f"{said}.", width, bottom + 20, body)
 

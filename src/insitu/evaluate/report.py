@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from insitu.evaluate import charts
 from insitu.evaluate.baselines import Baseline
-from insitu.evaluate.charts import Dot, Line, Points, clock, interval, number, percent
+from insitu.evaluate.charts import Dot, Line, Points, clock, interval, percent, short_number
 from insitu.evaluate.stats import Estimate, PairedTest
 from insitu.evaluate.suite import EvalResult
 from insitu.evaluate.transcripts import Transcript
@@ -21,10 +21,10 @@ from insitu.ledger.summary import StepSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lane:
+class BusyLane:
     """When one process worked.
 
-    Example: `Lane(name="trainer", tone="train", busy=((0.0, 4.2), (6.0, 9.9)), share=0.81)`.
+    Example: `BusyLane(name="trainer", tone="train", busy=((0.0, 4.2), (6.0, 9.9)), share=0.81)`.
     """
 
     name: str
@@ -74,7 +74,7 @@ class ReportData:
     engine_rate: Points = ()
     """Seconds since the start of the training, tokens per second of the engine."""
     trainer_rate: Points = ()
-    lanes: tuple[Lane, ...] = ()
+    lanes: tuple[BusyLane, ...] = ()
     overlap_fraction: float = 0.0
     """Share of the training's wall time in which rollout and training both worked."""
     transcripts: tuple[Transcript, ...] = ()
@@ -122,10 +122,10 @@ def html(data: ReportData) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"percent": percent, "number": number, "clock": clock}
+    environment.filters |= {"percent": percent, "number": short_number, "clock": clock}
     environment.filters["interval"] = interval
     environment.filters["estimate"] = estimate
-    environment.filters["words"] = words
+    environment.filters |= {"words": words, "p_value": p_value}
     template = files("insitu.evaluate").joinpath("report.html.jinja").read_text(encoding="utf-8")
     page = environment.from_string(template)
     date = time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime(data.finished_at))
@@ -141,7 +141,7 @@ def html(data: ReportData) -> str:
 
 def estimate(e: Estimate) -> str:
     """A number with its interval as text: 412 [380, 450]."""
-    return f"{number(e.value)} [{number(e.low)}, {number(e.high)}]"
+    return f"{short_number(e.value)} [{short_number(e.low)}, {short_number(e.high)}]"
 
 
 def words(name: str) -> str:

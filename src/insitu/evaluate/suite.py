@@ -110,8 +110,9 @@ def summarise(
         suite: name of the suite.
         label: which policy and how sampled.
         seed: of the resampling.
-        behaviours: what a behaviour is called in the result -> the signal that tells it, a share
-            or a yes (1) and no (0); episodes without the signal do not count for it.
+        behaviours: what a behaviour is called in the result -> the signal that tells it: a share,
+            a yes (1) or no (0), or a count, of which any counts as yes. Episodes without the
+            signal do not count for it.
         passed: the signal that is at least 1 where the tests passed.
 
     Raises:
@@ -174,7 +175,8 @@ def _behaviours(
     found = {}
     for behaviour, signal in names.items():
         values = [
-            [s.value for e in es for s in e.signals if s.name == signal] for es in by_task.values()
+            [min(s.value, 1.0) for e in es for s in e.signals if s.name == signal]
+            for es in by_task.values()
         ]
         means = [sum(v) / len(v) for v in values if v]
         if means:

@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from insitu.evaluate.charts import clock, interval, number, percent, sparkline
+from insitu.evaluate.charts import clock, interval, percent, short_number, sparkline
 from insitu.evaluate.report import (
     BASELINE_NAMES,
     ReportData,
@@ -18,7 +18,7 @@ from insitu.evaluate.report import (
     headline,
     words,
 )
-from insitu.evaluate.transcripts import Conversation, Transcript
+from insitu.evaluate.transcripts import EpisodeText, Transcript
 
 _BAR = 30
 _KINDS = {"solved": "became solved", "lost": "lost", "unsolved": "never solved"}
@@ -42,7 +42,7 @@ def _training(data: ReportData) -> RenderableType | None:
     rewards = [s.reward for s in data.steps]
     passed = [s.signals["passed"] for s in data.steps if "passed" in s.signals]
     table = Table.grid(padding=(0, 2))
-    for name, values, show in (("reward", rewards, number), ("pass rate", passed, percent)):
+    for name, values, show in (("reward", rewards, short_number), ("pass rate", passed, percent)):
         if values:
             first, last = ends_of(values)
             table.add_row(name, sparkline(values), f"{show(first)} → {show(last)}")
@@ -50,12 +50,12 @@ def _training(data: ReportData) -> RenderableType | None:
     table.add_row("staleness", sparkline([s.lag_max for s in data.steps]), f"at most {lag}")
     busy = ", ".join(f"{lane.name} busy {percent(lane.share)}" for lane in data.lanes)
     counts = (
-        f"{len(data.steps)} steps, {number(data.episodes)} episodes ({data.lost_episodes} lost)"
+        f"{len(data.steps)} steps, {short_number(data.episodes)} episodes ({data.lost_episodes} lost)"
         f" in {clock(data.wall_s)}"
     )
     speed = (
-        f"{number(data.engine_tokens_per_s)} tokens/s sampled,"
-        f" {number(data.trainer_tokens_per_s)} trained; {busy or 'utilisation unknown'};"
+        f"{short_number(data.engine_tokens_per_s)} tokens/s sampled,"
+        f" {short_number(data.trainer_tokens_per_s)} trained; {busy or 'utilisation unknown'};"
         f" both {percent(data.overlap_fraction)}"
     )
     return Group(Text("Training", style="bold"), Text(counts), table, Text(speed))
@@ -119,13 +119,13 @@ def _transcript(transcript: Transcript) -> RenderableType:
     t = transcript
     told = t.before if t.kind == "lost" else t.after
     when = "before" if t.kind == "lost" else "after"
-    title = f"{_KINDS[t.kind]}: {t.task_id} ({when}, reward {number(told.reward)})"
+    title = f"{_KINDS[t.kind]}: {t.task_id} ({when}, reward {short_number(told.reward)})"
     return Panel(
         Group(Text(t.instruction, style="italic"), *_turns(told)), title=title, title_align="left"
     )
 
 
-def _turns(told: Conversation) -> list[Text]:
+def _turns(told: EpisodeText) -> list[Text]:
     lines = []
     for turn in told.turns:
         if turn.text:

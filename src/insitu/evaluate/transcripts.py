@@ -11,10 +11,10 @@ Kind = Literal["solved", "lost", "unsolved"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolUse:
+class ShownCall:
     """One tool call of the policy and what came back.
 
-    Example: `ToolUse(name="read", arguments='path="a.py", line=3', result="3 x = 1")`.
+    Example: `ShownCall(name="read", arguments='path="a.py", line=3', result="3 x = 1")`.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Turn:
 
     role: str
     text: str
-    tools: tuple[ToolUse, ...] = ()
+    tools: tuple[ShownCall, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Conversation:
+class EpisodeText:
     """One episode, to be read."""
 
     passed: bool
@@ -57,18 +57,18 @@ class Transcript:
     instruction: str
     rate_before: float
     rate_after: float
-    before: Conversation
-    after: Conversation
+    before: EpisodeText
+    after: EpisodeText
 
 
-def conversation(episode: Episode, *, passed: str = "passed") -> Conversation:
+def conversation(episode: Episode, *, passed: str = "passed") -> EpisodeText:
     """What was said in an episode: its last request, and the reply to it.
 
     Where the product rewrites its history, this is the last state of it.
     """
     messages = _messages(episode)
     first = next((i for i, m in enumerate(messages) if m.get("role") == "user"), -1)
-    return Conversation(
+    return EpisodeText(
         passed=episode.signal(passed) >= 1.0,
         reward=episode.reward.value,
         end=episode.end.value,
@@ -77,12 +77,12 @@ def conversation(episode: Episode, *, passed: str = "passed") -> Conversation:
     )
 
 
-def instruction(episode: Episode) -> str:
+def first_request(episode: Episode) -> str:
     """The first user message of an episode; empty without a call."""
     return next((_text(m) for m in _messages(episode) if m.get("role") == "user"), "")
 
 
-def choose(
+def choose_transcripts(
     before: Sequence[Episode], after: Sequence[Episode], *, passed: str = "passed"
 ) -> tuple[Transcript, ...]:
     """One task that became solved, one that was lost, one never solved; those there are.
@@ -113,7 +113,7 @@ def choose(
             Transcript(
                 kind=kind,
                 task_id=task,
-                instruction=instruction(now) or instruction(was),
+                instruction=first_request(now) or first_request(was),
                 rate_before=rates[task][0],
                 rate_after=rates[task][1],
                 before=conversation(was, passed=passed),
@@ -170,7 +170,7 @@ def _turns(messages: Sequence[dict[str, Any]]) -> tuple[Turn, ...]:
     )
 
 
-def _tool_use(call: Any, results: dict[Any, str]) -> ToolUse:
+def _tool_use(call: Any, results: dict[Any, str]) -> ShownCall:
     function = call.get("function", {})
     given = function.get("arguments", "")
     try:
@@ -180,7 +180,7 @@ def _tool_use(call: Any, results: dict[Any, str]) -> ToolUse:
         )
     except (ValueError, AttributeError):
         pass  # not JSON: shown as it is, since that is what the policy wrote
-    return ToolUse(
+    return ShownCall(
         name=str(function.get("name", "")), arguments=given, result=results.get(call.get("id"), "")
     )
 

@@ -9,18 +9,29 @@ from insitu.evaluate.suite import EvalResult, run_suite, summarise
 from insitu.flows.progress import Progress
 from insitu.flows.recording import Recorder
 from insitu.flows.services import Services
+from insitu.ledger.ledger import Ledger
 from insitu.ledger.recovery import OpenGroup, recover
 from insitu.rollout.episode import Attempt
 from insitu.types import Episode, EpisodeEnd, Group, Sampling, Task
 
 BEHAVIOURS: Mapping[str, str] = {
     "tests before editing": "tested_before_edit",
-    "repeats a failed edit": "repeated_edit",
+    "repeats a failed edit": "repeats_edit",
     "finishes once the test passes": "finished_after_pass",
 }
 """What the report calls a behaviour → the signal that tells it."""
 
+BEFORE, AFTER = "heldout-before", "heldout-after"
+GREEDY_BEFORE, GREEDY_AFTER = "heldout-greedy-before", "heldout-greedy-after"
+"""Names of the demo's evaluations in the ledger."""
+
 _RESULT = TypeAdapter(EvalResult)
+
+
+def read_result(ledger: Ledger, eval_id: str) -> EvalResult | None:
+    """The result of an evaluation that has ended; None where there is none."""
+    ended = [row for row in ledger.evals(eval_id) if row.ended_at is not None]
+    return _RESULT.validate_json(ended[0].result) if ended else None
 
 
 async def evaluate_policy(
@@ -35,10 +46,9 @@ async def evaluate_policy(
 ) -> EvalResult:
     """Run the suite, or what an interrupted evaluation of the same name left of it."""
     ledger = services.ledger
-    ended = [row for row in ledger.evals(eval_id) if row.ended_at is not None]
-    if ended:
-        progress.say(f"{label}: reused from the ledger")
-        return _RESULT.validate_json(ended[0].result)
+    if (known := read_result(ledger, eval_id)) is not None:
+        progress.say(f"{label}: {known.rate.value:.1%}, reused from the ledger")
+        return known
     version = (await services.engine.status()).version
     ledger.start_eval(eval_id, suite="heldout", version=version, label=label)
     suite = _Suite(services, eval_id, sampling, attempts)
@@ -71,9 +81,7 @@ async def evaluate_policy(
 class _Suite:
     """Runs the episodes of one evaluation; those that have ended already are not run again."""
 
-    def __init__(
-        self, services: Services, eval_id: str, sampling: Sampling, attempts: int
-    ) -> None:
+    def __init__(self, services: Services, eval_id: str, sampling: Sampling, attempts: int) -> None:
         self._services, self._eval_id = services, eval_id
         self._sampling, self._attempts = sampling, attempts
         self._recorder = Recorder(services, size=attempts, eval_id=eval_id)

@@ -5,19 +5,25 @@ step is awaited. What must survive a crash is written before it is acted on: an 
 its tokens, a step's batch.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain
 
+from insitu.config.tree import Config
+from insitu.evaluate.report import write_report
 from insitu.flows.learner import Learner
 from insitu.flows.progress import Progress
 from insitu.flows.recording import Recorder
-from insitu.flows.services import Services
+from insitu.flows.reporting import report_data
+from insitu.flows.runs import open_run, read_tasks
+from insitu.flows.services import Services, open_services
 from insitu.ledger.metrics import write_metrics
 from insitu.ledger.recovery import OpenGroup, recover
 from insitu.ledger.rows import GroupRow
+from insitu.ledger.run_folder import RunFolder
 from insitu.rollout.admission import Admission
 from insitu.rollout.batches import batches
 from insitu.rollout.dispatcher import Dispatcher, GroupPlan
@@ -39,7 +45,11 @@ async def train_policy(services: Services, tasks: Sequence[Task], progress: Prog
         return learner.version
     plans = _plans(services, tasks, [g for g in before.open if not g.row.eval_id])
     dispatcher = _dispatcher(services, plans, learner.version, waiting=len(before.ready))
-    await _loop(services, learner, dispatcher, before.ready, progress)
+    try:
+        await _loop(services, learner, dispatcher, before.ready, progress)
+    finally:
+        # What was in flight has been cancelled: it ends here, and is not trained.
+        services.ledger.interrupt(cause="the run ended")
     await learner.save()
     return learner.version
 
@@ -119,6 +129,7 @@ def _dispatcher(
         staleness=settings.staleness,
         version=version,
         admitted=version * settings.groups_per_step + waiting,
+        limit=settings.steps * settings.groups_per_step,
     )
     return Dispatcher(
         plans=plans,
@@ -144,3 +155,18 @@ def _figures(batch: Sequence[Group], report: StepReport) -> str:
         "lag": report.metrics.get("lag_mean", 0.0),
     }
     return "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
+
+
+def run_rl(config: Config, *, resume: bool, progress: Progress) -> RunFolder:
+    """Train a policy by RL inside a product, as the recipe says; the run's folder."""
+    tasks = read_tasks(config.tasks.train, key="tasks.train", use="rl", limit=config.tasks.limit)
+    with open_run(config, resume=resume) as (folder, ledger):
+
+        async def main() -> None:
+            async with open_services(config, folder, ledger, with_trainer=True) as services:
+                await train_policy(services, tasks, progress)
+
+        asyncio.run(main())
+        data = report_data(folder, ledger, seed=config.run.seed, baselines=())
+    write_report(data, folder.report)
+    return folder

@@ -1,9 +1,10 @@
 """What a run is made of, wired once: engine and trainer processes, gateway, sandboxes, judge."""
 
+import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from insitu.config.tree import Config
 from insitu.engine.client import EngineClient
 from insitu.fleet.local import LocalService
 from insitu.gateway.server import Gateway
+from insitu.kit.atomic import write_atomic
 from insitu.kit.codec import to_json
 from insitu.ledger.episodes import EpisodeStore
 from insitu.ledger.ledger import Ledger
@@ -27,7 +29,7 @@ from insitu.rollout.episode import EpisodeRunner
 from insitu.sandbox.backends import open_backend
 from insitu.sandbox.base import SandboxBackend
 from insitu.train.client import TrainerClient
-from insitu.types import Fault, PolicyVersion, Sampling, UsageError
+from insitu.types import Fault, Sampling, UsageError
 from insitu.weights.store import WeightStore
 
 
@@ -72,11 +74,13 @@ async def open_services(
     store = open_store(config, folder)
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(_sandboxes(config, folder))
-        engine, engine_process = await _start_engine(stack, config, folder, ledger, store)
-        processes = {"engine": engine_process}
+        engine, processes = _engine(stack, config, folder, ledger, store)
         trainer = None
         if with_trainer:
-            trainer, processes["trainer"] = await _start_trainer(stack, config, folder, ledger)
+            trainer = _trainer(stack, folder, ledger, processes)
+        async with asyncio.TaskGroup() as starting:
+            for process in processes.values():
+                starting.create_task(process.start())
         gateway = Gateway(
             engine,
             TokenRenderer(Path(store.get(0).path)),
@@ -165,26 +169,30 @@ def _death_note(ledger: Ledger) -> Callable[[str, str], None]:
     return note
 
 
-async def _start_engine(
+def _engine(
     stack: AsyncExitStack, config: Config, folder: RunFolder, ledger: Ledger, store: WeightStore
-) -> tuple[EngineClient, LocalService]:
+) -> tuple[EngineClient, dict[str, LocalService]]:
     token, socket, settings = secrets.token_urlsafe(24), folder.socket("engine"), config.engine
     client = EngineClient(socket, token)
 
     def command() -> Sequence[str]:
         # Asked at every start: a restarted engine begins with the newest version.
-        newest: PolicyVersion = store.latest()
-        return [
-            sys.executable, "-m", "insitu.engine.server",
-            "--policy", to_json(newest).decode(),
-            "--socket", str(socket),
-            "--slots", str(settings.slots),
-            "--context", str(context_of(config, store)),
-            "--threads", str(settings.threads),
-            "--dtype", settings.dtype,
-            "--reuse-across-versions", "keep" if settings.reuse_across_versions else "recompute",
-            *(["--deterministic"] if settings.deterministic else []),
-        ]  # fmt: skip
+        newest = store.latest() or store.get(0)
+        policy = folder.scratch / "policy.json"
+        write_atomic(policy, to_json(newest))
+        options = {
+            "--model": newest.path,
+            "--policy": policy,
+            "--socket": socket,
+            "--slots": settings.slots,
+            "--context": context_of(config, store),
+            "--threads": settings.threads,
+            "--dtype": settings.dtype,
+            "--device": settings.device,
+            "--reuse": "keep" if settings.reuse_across_versions else "recompute",
+        }
+        flags = ["--deterministic"] if settings.deterministic else []
+        return _python("insitu.engine.server", options, flags)
 
     service = LocalService(
         name="engine",
@@ -196,27 +204,30 @@ async def _start_engine(
     )
     stack.push_async_callback(client.close)
     stack.push_async_callback(service.stop)
-    await service.start()
-    return client, service
+    return client, {"engine": service}
 
 
-async def _start_trainer(
-    stack: AsyncExitStack, config: Config, folder: RunFolder, ledger: Ledger
-) -> tuple[TrainerClient, LocalService]:
+def _trainer(
+    stack: AsyncExitStack, folder: RunFolder, ledger: Ledger, processes: dict[str, LocalService]
+) -> TrainerClient:
     token, socket = secrets.token_urlsafe(24), folder.socket("trainer")
     client = TrainerClient(socket, token)
-    service = LocalService(
+    processes["trainer"] = LocalService(
         name="trainer",
-        command=lambda: [
-            sys.executable, "-m", "insitu.train.server",
-            "--run", str(folder.path), "--socket", str(socket),
-        ],  # fmt: skip
+        command=lambda: _python(
+            "insitu.train.server", {"--run": folder.path, "--socket": socket}, []
+        ),
         healthy=client.healthy,
         log=folder.path / "trainer.log",
         env={"INSITU_TOKEN": token},
         on_death=_death_note(ledger),
     )
     stack.push_async_callback(client.close)
-    stack.push_async_callback(service.stop)
-    await service.start()
-    return client, service
+    stack.push_async_callback(processes["trainer"].stop)
+    return client
+
+
+def _python(module: str, options: Mapping[str, object], flags: Sequence[str]) -> list[str]:
+    """The command line of one of insitu's own services."""
+    pairs = [str(part) for option in options.items() for part in option]
+    return [sys.executable, "-m", module, *pairs, *flags]

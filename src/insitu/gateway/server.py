@@ -29,12 +29,12 @@ from starlette.routing import Route
 
 from insitu.engine.base import Engine
 from insitu.gateway import serving
-from insitu.gateway.dialects.base import Answer, Ask, Dialect, RequestError
+from insitu.gateway.dialects.base import Ask, Dialect, Reply, RequestError
 from insitu.gateway.dialects.table import DIALECTS, dialect_at
 from insitu.gateway.recorder import NOTHING_SAMPLED, Recording, before_stop, cut_at_stop
 from insitu.gateway.relay import DoesNotFitError, Relay
 from insitu.gateway.sessions import Flight, SamplingPolicy, Session
-from insitu.gateway.tree import Place
+from insitu.gateway.tree import Placement
 from insitu.kit.log import get_log
 from insitu.render.renderer import TokenRenderer
 from insitu.render.turns import ParsedTurn
@@ -66,7 +66,7 @@ class _Work:
     session: Session
     dialect: Dialect
     ask: Ask
-    place: Place
+    place: Placement
     draft: Call
     sampling: Sampling
 
@@ -134,7 +134,7 @@ class Gateway:
     async def serve(self, socket: Path) -> AsyncIterator[None]:
         """Serve on a Unix socket until the block ends; the socket file is removed then."""
         try:
-            async with serving.serve(self.app, serving.unix_listener(socket)):
+            async with serving.serve_app(self.app, serving.unix_listener(socket)):
                 yield
         finally:
             socket.unlink(missing_ok=True)
@@ -144,7 +144,7 @@ class Gateway:
         """Serve on 127.0.0.1 until the block ends; gives the base URL, with `/v1`."""
         listener = serving.loopback_listener(port)
         bound = listener.getsockname()[1]
-        async with serving.serve(self.app, listener):
+        async with serving.serve_app(self.app, listener):
             yield f"http://127.0.0.1:{bound}/v1"
 
     # Routes
@@ -245,7 +245,7 @@ class Gateway:
         )
         return session.launch(draft, self._sample(work))
 
-    async def _sample(self, work: _Work) -> Answer:
+    async def _sample(self, work: _Work) -> Reply:
         session, draft, began = work.session, work.draft, time.perf_counter()
         request = TokenRequest(
             request_id=draft.call_id,
@@ -275,10 +275,10 @@ class Gateway:
             if not answered:
                 session.unanswered(replace(draft, latency_s=time.perf_counter() - began))
 
-    def _recorded(self, work: _Work, draft: Call, result: TokenResult, began: float) -> Answer:
+    def _recorded(self, work: _Work, draft: Call, result: TokenResult, began: float) -> Reply:
         result = cut_at_stop(result, work.ask.stop, self._renderer.decode)
         turn = self._turn(work.ask, result, draft.prompt_ids)
-        answer = Answer(
+        answer = Reply(
             call_id=draft.call_id,
             model=work.ask.model or self._model_name,
             turn=turn,
@@ -381,7 +381,7 @@ async def _landed(flight: Flight, request: Request, wait_s: float | None) -> boo
         gone.cancel()
 
 
-def _response(dialect: Dialect, ask: Ask, answer: Answer) -> Response:
+def _response(dialect: Dialect, ask: Ask, answer: Reply) -> Response:
     if ask.stream:
         return Response(b"".join(dialect.stream(answer, ask)), media_type="text/event-stream")
     return Response(dialect.answer(answer), media_type="application/json")

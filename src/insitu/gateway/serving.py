@@ -23,7 +23,7 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve(app: Any, listener: socket.socket) -> AsyncIterator[None]:
+async def serve_app(app: Any, listener: socket.socket) -> AsyncIterator[None]:
     """Serve `app` on a bound socket until the block ends.
 
     Raises:

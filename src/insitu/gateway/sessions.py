@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final, Literal
 
-from insitu.gateway.dialects.base import Answer, Ask, RequestError
+from insitu.gateway.dialects.base import Ask, Reply, RequestError
 from insitu.gateway.recorder import Recording, in_order
 from insitu.gateway.segments import stitch
-from insitu.gateway.tree import CallTree, Place
+from insitu.gateway.tree import CallTree, Placement
 from insitu.types import Call, Fault, Sampling
 
 SamplingPolicy = Literal["override", "honour"]
@@ -25,7 +25,7 @@ usual client libraries."""
 class Flight:
     """One call under way or just answered, with everybody who waits for it."""
 
-    def __init__(self, work: Coroutine[Any, Any, Answer]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, Reply]) -> None:
         self.task = asyncio.ensure_future(work)
         self.task.add_done_callback(_retrieve)
         self.replays = 0
@@ -42,7 +42,7 @@ class Flight:
         if self._waiting == 0 and not self.task.done():
             self.task.cancel()
 
-    def answer(self) -> Answer:
+    def answer(self) -> Reply:
         """The answer of a finished call.
 
         Raises:
@@ -104,7 +104,7 @@ class Session:
         self._arrived += 1
         return self._arrived - 1
 
-    def launch(self, draft: Call, work: Coroutine[Any, Any, Answer]) -> Flight:
+    def launch(self, draft: Call, work: Coroutine[Any, Any, Reply]) -> Flight:
         """Start a call that was admitted; `draft` is what stays of it if it is cancelled."""
         body = draft.request.encode()
         self._calls[draft.index] = draft
@@ -139,7 +139,7 @@ class Session:
         asked = ask.max_tokens or ours.max_tokens
         return Sampling(**used, max_tokens=min(asked, ours.max_tokens, room))
 
-    def record(self, call: Call, place: Place, answer: Mapping[str, Any]) -> None:
+    def record(self, call: Call, place: Placement, answer: Mapping[str, Any]) -> None:
         """Keep an answered call; the message is what a faithful product will send back."""
         if self.closed:
             return
@@ -188,7 +188,7 @@ class Session:
         return int.from_bytes(h.digest(), "little") >> 1
 
 
-def _retrieve(task: "asyncio.Task[Answer]") -> None:
+def _retrieve(task: "asyncio.Task[Reply]") -> None:
     """Mark a failure as seen: those who wait get it from `answer`, if anybody still waits."""
     if not task.cancelled():
         task.exception()

@@ -67,7 +67,7 @@ class Renderer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Placement:
     """Where a request stands in the tree, and its prompt."""
 
     prompt_ids: tuple[int, ...]
@@ -97,7 +97,7 @@ class CallTree:
         self._nodes: list[_Node] = []
         self._continued: set[str | None] = set()
 
-    def add(self, call: Call, place: Place, answer: Mapping[str, Any]) -> None:
+    def add(self, call: Call, place: Placement, answer: Mapping[str, Any]) -> None:
         """Record an answered call and the message that the product got."""
         self._continued.add(place.extends)
         self._nodes.append(
@@ -112,7 +112,7 @@ class CallTree:
             )
         )
 
-    def place(self, ask: Ask, renderer: Renderer) -> Place:
+    def place(self, ask: Ask, renderer: Renderer) -> Placement:
         """Find what the request extends and make its prompt."""
         keys = tuple(message_key(m) for m in ask.messages)
         tools = hashlib.blake2b(json.dumps(ask.tools).encode(), digest_size=16).digest()
@@ -132,7 +132,7 @@ class CallTree:
         cause: BreakCause | None = None
         if parent is None or parent.call_id in self._continued:
             cause = "branched" if bridged else self._cause(ask, keys, tools, refused)
-        return Place(
+        return Placement(
             prompt_ids=prompt,
             extends=parent.call_id if parent else None,
             break_cause=cause,

@@ -1,6 +1,7 @@
 """The ledger: what happened in a run, written once.
 
-Every method that writes is one transaction, durable when it returns. So a controller killed
+Every method that writes is one transaction, safe from a kill when it returns (`schema` says
+which are safe from a power cut as well). So a controller killed
 between any two statements leaves a state from which `recovery.recover` goes on:
 
     start_episode ─► (the attempt runs) ─► EpisodeStore.write_episode ─► end_episode
@@ -72,7 +73,7 @@ class Ledger:
     def close(self) -> None:
         """End the session and fold the write-ahead log into the one file; may be called twice."""
         if self._session is not None:
-            with self._transaction() as db:
+            with self._transaction(durable=True) as db:
                 db.execute(
                     "UPDATE sessions SET ended_at = ? WHERE session = ?",
                     (self._clock(), self._session),
@@ -95,7 +96,7 @@ class Ledger:
 
     def ready_group(self, group_id: str) -> None:
         """All its episodes have ended and are stored as tokens; it may be trained."""
-        with self._transaction() as db:
+        with self._transaction(durable=True) as db:
             self._move(db, group_id, ("open",), "ready")
             db.execute(
                 "UPDATE groups SET ready_at = ? WHERE group_id = ?", (self._clock(), group_id)
@@ -180,7 +181,7 @@ class Ledger:
         """
         if not group_ids:
             raise ValueError(f"step {number}: an empty batch")
-        with self._transaction() as db:
+        with self._transaction(durable=True) as db:
             last = db.execute("SELECT coalesce(max(number), 0) FROM steps").fetchone()[0]
             if number != last + 1:
                 raise ValueError(f"step {number}: the next one is {last + 1}")
@@ -194,7 +195,7 @@ class Ledger:
 
     def finish_step(self, report: StepReport, *, started_at: float) -> None:
         """The trainer has taken the step. `started_at` is when it began to work on it."""
-        with self._transaction() as db:
+        with self._transaction(durable=True) as db:
             first = db.execute("SELECT min(number) FROM steps WHERE state = 'planned'").fetchone()
             if first[0] != report.step:
                 raise ValueError(f"step {report.step}: the next one to finish is {first[0]}")
@@ -221,7 +222,7 @@ class Ledger:
         Returns:
             How many steps that are. They are to be taken with the batches they had.
         """
-        with self._transaction() as db:
+        with self._transaction(durable=True) as db:
             done = db.execute(
                 "UPDATE steps SET state = 'planned', started_at = NULL, ended_at = NULL,"
                 " version = NULL, report = NULL, replays = replays + 1"
@@ -239,7 +240,7 @@ class Ledger:
 
     def add_version(self, version: PolicyVersion) -> None:
         """Weights were published. The same number and digest again (a replay) change nothing."""
-        with self._transaction() as db:
+        with self._transaction(durable=True) as db:
             db.execute(
                 "INSERT INTO versions VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                 (version.number, version.digest, version.path, version.step, self._clock()),
@@ -271,7 +272,7 @@ class Ledger:
 
     def finish_eval(self, eval_id: str, result: str) -> None:
         """The evaluation has ended; `result` is JSON. Once only."""
-        with self._transaction() as db:
+        with self._transaction(durable=True) as db:
             done = db.execute(
                 "UPDATE evals SET ended_at = ?, result = ? WHERE eval_id = ? AND ended_at IS NULL",
                 (self._clock(), result, eval_id),
@@ -351,11 +352,12 @@ class Ledger:
             return reader(self._connection, *values, **named)
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
         if not self._write:
             raise ValueError(f"{self.path}: open for reading only")
         db = self._connection
         with self._lock, named_errors(self.path):
+            db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db

@@ -102,10 +102,14 @@ def _finish_written(
     ledger: Ledger, store: EpisodeStore, group: GroupRow, running: set[str]
 ) -> None:
     """Episodes and groups whose files were written just before the controller died."""
-    whole = store.has_group(group.group_id)
-    episodes = (
-        store.read_group(group.group_id).episodes if whole else store.read_open(group.group_id)
-    )
+    started = {row.episode_id for row in ledger.episodes(group_id=group.group_id)}
+    whole = False
+    episodes = store.read_open(group.group_id)
+    if store.has_group(group.group_id):
+        written = store.read_group(group.group_id).episodes
+        # After a power cut the ledger may have forgotten an episode; then it runs again.
+        whole = all(episode.episode_id in started for episode in written)
+        episodes = written if whole else episodes
     for episode in episodes:
         if episode.episode_id in running and episode.end is not EpisodeEnd.FAULT:
             ledger.end_episode(episode)
@@ -126,7 +130,9 @@ def _has_tokens(ledger: Ledger, store: EpisodeStore, group: GroupRow) -> bool:
 
 def _open_group(ledger: Ledger, store: EpisodeStore, group: GroupRow) -> OpenGroup:
     started: dict[int, int] = {}
-    for row in ledger.episodes(group_id=group.group_id):
+    rows = ledger.episodes(group_id=group.group_id)
+    for row in rows:
         started[row.attempt] = started.get(row.attempt, 0) + 1
-    done = [e for e in store.read_open(group.group_id) if e.end is not EpisodeEnd.FAULT]
-    return OpenGroup(row=group, done=tuple(done), started=started)
+    counted = {row.episode_id for row in rows if row.outcome != EpisodeEnd.FAULT}
+    done = tuple(e for e in store.read_open(group.group_id) if e.episode_id in counted)
+    return OpenGroup(row=group, done=done, started=started)

@@ -1,11 +1,14 @@
 """The ledger's tables, how the database is opened, and what its errors mean to a user.
 
 SQLite in WAL mode: readers never wait for the writer, and a process killed at any moment
-leaves a database that the next opening brings to its last commit. `synchronous=FULL`, because
-the ledger must not fall behind the trainer's checkpoints: with NORMAL a power cut may lose the
-last commits, a planned step among them, and its groups would be trained again on top of a
-checkpoint that already contains them. One fsync per commit at some tens of commits per second
-costs less than one percent of a run.
+leaves a database that the next opening brings to its last commit; that holds for
+`synchronous=NORMAL` too. It differs from FULL after a power cut only, when the last commits
+may be gone. So what a checkpoint may build on is written with FULL (a batch, a step, a group's
+readiness, a version): a ledger that had forgotten a planned step would train its groups again on
+top of a checkpoint that already contains them. A commit with FULL makes all before it durable.
+Starts and ends of episodes are written with NORMAL: at tens per second their fsyncs (8 ms each
+on a cloud disk) would hold up the controller, and an episode that is forgotten as a whole costs
+only its work.
 """
 
 import sqlite3

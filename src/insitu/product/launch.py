@@ -27,6 +27,7 @@ PYTHON_MOUNT = "/opt/python"
 ENV_MOUNT = "/opt/env"
 """Where the task's Python environment is shown."""
 
+_SITE_PACKAGES = f"lib/python3.{sys.version_info.minor}/site-packages"
 _PREPARE_TIMEOUT_S = 600
 _NOT_STARTED = (126, 127)  # what shells and env(1) say of a command that cannot be run
 
@@ -45,6 +46,10 @@ def sandbox_spec(product: Product, task: Task, gateway_socket: Path | None) -> S
         mounts.append(Mount(source=sys.base_prefix, target=PYTHON_MOUNT))
     if task.env_path:
         mounts.append(Mount(source=task.env_path, target=ENV_MOUNT))
+    if task.env_path and not _belongs_to_system():
+        # The host's own packages may hold a sound copy of the one under repair.
+        packages = str(packages_folder(Path(task.env_path)))
+        mounts.append(Mount(source=packages, target=f"{PYTHON_MOUNT}/{_SITE_PACKAGES}"))
     forwards = (Forward(port=product.port, socket=str(gateway_socket)),) if gateway_socket else ()
     return SandboxSpec(
         layers=task.layers,
@@ -70,7 +75,10 @@ def command(product: Product, task: Task) -> list[str]:
 def environment(product: Product, task: Task) -> dict[str, str]:
     """The fixed part of the product's environment inside the sandbox."""
     names = _names(product, task)
-    return {name: _fill(value, names) for name, value in product.env.set.items()}
+    fixed = {name: _fill(value, names) for name, value in product.env.set.items()}
+    if not _belongs_to_system() and any(Path(sys.base_prefix, "lib").glob("libpython3*.so*")):
+        fixed.setdefault("LD_LIBRARY_PATH", f"{PYTHON_MOUNT}/lib")
+    return fixed
 
 
 async def run_product(
@@ -138,7 +146,7 @@ _REMEDY = "correct `prepare` in its product.toml"
 
 def packages_folder(env_path: Path) -> Path:
     """Where the packages of a Python environment lie: `lib/python3.X/site-packages`, or itself."""
-    wanted = env_path / f"lib/python3.{sys.version_info.minor}/site-packages"
+    wanted = env_path / _SITE_PACKAGES
     if wanted.is_dir():
         return wanted
     return next(iter(sorted(env_path.glob("lib/python3*/site-packages"))), env_path)
@@ -167,8 +175,11 @@ def _fill(text: str, names: Mapping[str, str]) -> str:
 
 
 def _belongs_to_system() -> bool:
-    """Whether the interpreter lies in /usr, which every sandbox shows anyway."""
-    return Path(sys.base_prefix).is_relative_to("/usr")
+    """Whether it is the system's interpreter, which every sandbox shows anyway.
+
+    What lies in /usr/local is hidden in sandboxes and has to be shown as any other.
+    """
+    return sys.base_prefix == "/usr"
 
 
 def _interpreter() -> str:

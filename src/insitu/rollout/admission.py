@@ -19,11 +19,14 @@ class Admission:
     """The newest version that the engine serves."""
     admitted: int = 0
     """Groups admitted so far that were or will be trained (discarded ones do not count)."""
+    limit: int = 0
+    """Groups that the whole run trains on; 0: no limit. Nothing is begun that could not be used."""
 
     @property
     def capacity(self) -> int:
         """Groups that may be started now."""
-        return (self.version + self.staleness + 1) * self.groups_per_step - self.admitted
+        ahead = (self.version + self.staleness + 1) * self.groups_per_step
+        return (min(ahead, self.limit) if self.limit else ahead) - self.admitted
 
     def admit(self) -> None:
         """Count a group that is being started.

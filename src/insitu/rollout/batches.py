@@ -1,6 +1,6 @@
 """Completed groups → batches for the trainer."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from insitu.types import Group
 
@@ -11,7 +11,7 @@ async def batches(
     size: int,
     refuse: Callable[[Group], str],
     discard: Callable[[str, str], None],
-) -> AsyncIterator[tuple[Group, ...]]:
+) -> AsyncGenerator[tuple[Group, ...], None]:
     """Batches of `size` groups, in the order in which they completed.
 
     Args:

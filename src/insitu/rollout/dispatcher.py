@@ -7,7 +7,7 @@ discarded with that reason. The dispatcher knows neither the trainer nor the led
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from insitu.kit.log import get_log
@@ -55,7 +55,7 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.in_flight)
 
-    async def groups(self) -> AsyncIterator[Group]:
+    async def groups(self) -> AsyncGenerator[Group, None]:
         """Completed groups in order of completion; ends when the plans are used up.
 
         Leaving the iteration cancels what is in flight.

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from insitu.sandbox.base import Sandbox, SandboxBackend
@@ -95,60 +95,88 @@ class EpisodeRunner:
             seed=attempt.seed,
             max_calls=self.max_calls,
         )
-        fault = ""
-        ran: ExecResult | None = None
-        changes: tuple[Change, ...] = ()
-        verdict: Verdict | None = None
+        parts = _Parts()
         try:
-            ran, changes = await self._work(attempt.task, key, clock)
+            await self._work(attempt.task, key, clock, parts)
         except BoundaryError as error:
-            fault = f"{type(error).__name__}: {error}"
+            parts.fault = _named(error)
         finally:
-            recording = self.gate.close(key)
-        if not fault and recording.stop == "engine_fault":
-            fault = f"{EngineError.__name__}: the engine did not answer the product's call"
-        if not fault:
-            try:
-                verdict = await self.judge(attempt.task, changes)
-            except BoundaryError as error:
-                fault = f"{type(error).__name__}: {error}"
-            clock.lap("verify")
-        end = _how_it_ended(ran, recording.stop, fault)
-        signals: tuple[Signal, ...] = ()
-        reward = Reward(value=0.0, formula="fault")
-        if verdict is not None:
-            signals = self.score(end, recording.calls, changes, verdict)
-            reward = self.reward(signals)
+            self._close(key, parts)
+        if not parts.fault:
+            await self._judge(attempt.task, clock, parts)
         return Episode(
             episode_id=attempt.episode_id,
             group_id=attempt.group_id,
             task_id=attempt.task.task_id,
             attempt=attempt.index,
-            end=end,
-            calls=recording.calls,
-            segments=recording.segments,
-            changes=tuple(changes),
-            signals=signals,
-            reward=reward,
+            end=parts.end,
+            calls=parts.calls,
+            segments=parts.segments,
+            changes=parts.changes,
+            signals=parts.signals,
+            reward=parts.reward,
             started_at=started,
             wall_s=time.time() - started,
             seed=attempt.seed,
-            note=fault or _last_words(ran),
-            timings=clock.laps | {"engine": sum(c.latency_s for c in recording.calls)},
+            note=parts.fault or _last_words(parts.ran),
+            timings=clock.laps | {"engine": sum(c.latency_s for c in parts.calls)},
         )
 
-    async def _work(
-        self, task: Task, key: str, clock: "_Stopwatch"
-    ) -> tuple[ExecResult, tuple[Change, ...]]:
+    async def _work(self, task: Task, key: str, clock: "_Stopwatch", parts: "_Parts") -> None:
         sandbox = await self.backend.create(self.spec(task))
         clock.lap("sandbox")
         try:
-            ran = await self.launch(sandbox, task, key)
+            parts.ran = await self.launch(sandbox, task, key)
             clock.lap("product")
-            return ran, await sandbox.changes()
+            parts.changes = await sandbox.changes()
         finally:
             await sandbox.destroy()
             clock.lap("sandbox")
+
+    def _close(self, key: str, parts: "_Parts") -> None:
+        try:
+            recording = self.gate.close(key)
+        except BoundaryError as error:
+            parts.fault = parts.fault or _named(error)
+            return
+        parts.calls, parts.segments = recording.calls, recording.segments
+        parts.stop = recording.stop
+        if recording.stop == "engine_fault" and not parts.fault:
+            parts.fault = _named(EngineError("the engine did not answer the product's call"))
+
+    async def _judge(self, task: Task, clock: "_Stopwatch", parts: "_Parts") -> None:
+        try:
+            verdict = await self.judge(task, parts.changes)
+        except BoundaryError as error:
+            parts.fault = _named(error)
+            return
+        clock.lap("verify")
+        parts.signals = self.score(parts.end, parts.calls, parts.changes, verdict)
+        parts.reward = self.reward(parts.signals)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What is known of an episode while it runs."""
+
+    ran: ExecResult | None = None
+    changes: tuple[Change, ...] = ()
+    calls: tuple[Call, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    stop: str = ""
+    fault: str = ""
+    signals: tuple[Signal, ...] = ()
+    reward: Reward = field(default_factory=lambda: Reward(value=0.0, formula=""))
+
+    @property
+    def end(self) -> EpisodeEnd:
+        if self.fault or self.ran is None:
+            return EpisodeEnd.FAULT
+        if self.ran.timed_out:
+            return EpisodeEnd.TIMED_OUT
+        if self.stop in (EpisodeEnd.TURN_LIMIT, EpisodeEnd.CONTEXT_LIMIT):
+            return EpisodeEnd(self.stop)
+        return EpisodeEnd.FINISHED if self.ran.exit_code == 0 else EpisodeEnd.GAVE_UP
 
 
 class _Stopwatch:
@@ -164,14 +192,8 @@ class _Stopwatch:
         self._last = now
 
 
-def _how_it_ended(ran: ExecResult | None, stop: str, fault: str) -> EpisodeEnd:
-    if fault or ran is None:
-        return EpisodeEnd.FAULT
-    if ran.timed_out:
-        return EpisodeEnd.TIMED_OUT
-    if stop in (EpisodeEnd.TURN_LIMIT, EpisodeEnd.CONTEXT_LIMIT):
-        return EpisodeEnd(stop)
-    return EpisodeEnd.FINISHED if ran.exit_code == 0 else EpisodeEnd.GAVE_UP
+def _named(error: BoundaryError) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _last_words(ran: ExecResult | None) -> str:

@@ -31,4 +31,3 @@ def plan_groups(tasks: Sequence[Task], *, seed: int, start: int = 0) -> Iterator
                     group_id=f"g{number:06d}", task=task, seed=seed * 1_000_000 + number
                 )
             number += 1
-

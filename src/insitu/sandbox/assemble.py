@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from insitu.sandbox import skeleton, syscalls as sys_
-from insitu.sandbox.nest import BWRAP, EMPTY, HOST, IdMaps
+from insitu.sandbox import skeleton
+from insitu.sandbox import syscalls as sys_
+from insitu.sandbox.nest import BWRAP, EMPTY, IdMaps
 
 START_S = 20.0
 """Seconds bubblewrap may take to start."""
@@ -41,10 +43,16 @@ def open_system_path(path: str) -> str:
     return found
 
 
-def attach(source: str, target: str, *, owner_map: int = 0) -> None:
-    """Show the host path `source` read-only at `target`, which is made."""
+def attach(source: str, target: str, uid: int, maps: IdMaps, *, writable_copy: bool) -> None:
+    """Show the host path `source` read-only at `target`, which is made.
+
+    As root, files that belong to the owner of `source` appear as the sandbox user's own, so
+    that private files can be read and, below an overlay, changed. Where the file system knows
+    no id maps (overlayfs, NFS), a layer is copied and a mount is shown as it is.
+    """
     where = open_system_path(source) if source else EMPTY
-    if os.path.isdir(where):  # noqa: PTH112
+    info = os.stat(where)  # noqa: PTH116
+    if stat.S_ISDIR(info.st_mode):
         os.mkdir(target, 0o755)  # noqa: PTH102
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
@@ -53,11 +61,27 @@ def attach(source: str, target: str, *, owner_map: int = 0) -> None:
         sys_.mount_setattr(
             tree, sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV
         )
-        if owner_map:
-            sys_.mount_setattr(tree, sys_.MOUNT_ATTR_IDMAP, owner_map, recursive=False)
+        if os.getuid() == 0 and info.st_uid != uid and source:
+            userns = maps.get(info.st_uid, info.st_gid, uid)
+            try:
+                sys_.mount_setattr(tree, sys_.MOUNT_ATTR_IDMAP, userns, recursive=False)
+            except OSError:
+                if writable_copy:
+                    copy_layer(where, target, uid)
+                    return
         sys_.move_mount(tree, target)
     finally:
         os.close(tree)
+
+
+def copy_layer(source: str, target: str, uid: int) -> None:
+    """A copy of the folder `source` in memory at `target`, owned by `uid`; links stay links."""
+    sys_.mount("tmpfs", target, "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "mode=755")
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    os.chown(target, uid, uid)
+    for folder, folders, files in os.walk(target):
+        for name in (*folders, *files):
+            os.chown(f"{folder}/{name}", uid, uid, follow_symlinks=False)
 
 
 def mount_workspace(
@@ -84,15 +108,9 @@ def mount_workspace(
             os.mkdir(name, 0o755)  # noqa: PTH102
         os.chown("u", uid, uid if privileged else -1)
         for i, layer in enumerate(layers):
-            owner = os.stat(open_system_path(layer))  # noqa: PTH116
-            foreign = privileged and owner.st_uid != uid
-            attach(
-                layer,
-                str(i),
-                owner_map=maps.get(owner.st_uid, owner.st_gid, uid) if foreign else 0,
-            )
+            attach(layer, str(i), uid, maps, writable_copy=True)
         for i, source in enumerate(mounts):
-            attach(source, f"x{i}")
+            attach(source, f"x{i}", uid, maps, writable_copy=False)
         lower = ":".join(str(i) for i in reversed(range(len(layers)))) or EMPTY
         extra = "redirect_dir=off,metacopy=off,index=off" if privileged else "userxattr"
         sys_.mount(
@@ -117,10 +135,10 @@ def bwrap_arguments(request: dict[str, Any], folder: str, fds: dict[str, int]) -
         out += ["--seccomp", str(fds["seccomp"])]
     out += skeleton.system_binds()
     out += ["--ro-bind", skeleton.etc_folder(request["user"], request["hostname"], home), "/etc"]
-    out += ["--proc", "/proc", "--dev", "/dev", "--size", shared, "--tmpfs", "/dev/shm"]
-    out += ["--perms", "1777", "--size", shared, "--tmpfs", "/tmp"]
+    out += ["--proc", "/proc", "--dev", "/dev", "--size", shared, "--tmpfs", "/dev/shm"]  # noqa: S108 - inside the sandbox
+    out += ["--perms", "1777", "--size", shared, "--tmpfs", "/tmp"]  # noqa: S108
     out += ["--perms", "0755", "--size", shared, "--tmpfs", home, "--dir", "/run", "--dir", "/var"]
-    out += ["--symlink", "/tmp", "/var/tmp"]
+    out += ["--symlink", "/tmp", "/var/tmp", "--size", shared, "--tmpfs", "/logs"]  # noqa: S108
     for i, (_, target) in enumerate(request["mounts"]):
         out += ["--ro-bind", f"{folder}/x{i}", target]
     out += ["--bind", f"{folder}/m", request["workdir"], "--remount-ro", "/", "--chdir", "/"]
@@ -198,7 +216,7 @@ def _become_bwrap(
         sys_.no_new_privileges()
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        os.execve(BWRAP, ["init", "--args", str(passed["args"]), "--", "/usr/bin/cat"], {})
+        os.execve(BWRAP, ["init", "--args", str(passed["args"]), "--", "/usr/bin/cat"], {})  # noqa: S606
     except BaseException as e:  # noqa: BLE001 - a forked child must not run its parent's code.
         os.write(2, f"cannot start {BWRAP}: {e}".encode())
     os._exit(127)
@@ -240,11 +258,3 @@ def _memory(data: bytes) -> int:
     os.write(fd, data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-def is_folder(path: str) -> bool:
-    """Whether the host has a folder there."""
-    try:
-        return stat.S_ISDIR(os.stat(HOST + path).st_mode)  # noqa: PTH116
-    except OSError:
-        return False

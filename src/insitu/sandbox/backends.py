@@ -21,7 +21,7 @@ def open_backend(name: str, root: Path) -> SandboxBackend:
     """
     if name not in BACKENDS:
         near = difflib.get_close_matches(name, BACKENDS, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = f"did you mean {near[0]!r}? Otherwise " if near else ""
         raise ConfigError(
             f"sandbox back-end {name!r} is not known",
             remedy=f"{hint}use one of: {', '.join(sorted(BACKENDS))}",

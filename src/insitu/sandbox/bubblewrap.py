@@ -163,9 +163,7 @@ class BubblewrapSandbox:
         inside = path
         if path.startswith("/"):
             inside = path.removeprefix(f"{self._spec.workdir}/")
-        await asyncio.to_thread(
-            guard.put_file, self._views[2], inside, data, mode, self._owner
-        )
+        await asyncio.to_thread(guard.put_file, self._views[2], inside, data, mode, self._owner)
 
     async def changes(self) -> tuple[Change, ...]:
         """See `Sandbox.changes`; what was left out is in `skipped`."""
@@ -282,7 +280,7 @@ class BubblewrapBackend:
     def _forget(self, sandbox_id: str, uid: int | None) -> None:
         self._live.pop(sandbox_id, None)
         if uid is not None:
-            self._free_uids.insert(0, uid)
+            self._free_uids.append(uid)  # used again first: id maps are kept per user id
 
     async def _launcher(self) -> Channel:
         loop = asyncio.get_running_loop()
@@ -364,7 +362,7 @@ def _check_spec(spec: SandboxSpec) -> None:
     if not spec.user.isalnum() or not spec.hostname.replace("-", "").isalnum():
         raise SandboxError("user and hostname must be plain words")
     for forward in spec.forwards:
-        if len(forward.socket.encode()) > 107:  # noqa: PLR2004 - sun_path
+        if len(forward.socket.encode()) > 107:
             raise SandboxError(f"socket path longer than 107 bytes: {forward.socket}")
 
 

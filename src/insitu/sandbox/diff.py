@@ -157,9 +157,7 @@ class _Walk:
             self.diff.changes.append(Change(path=gone, kind=ChangeKind.DELETED))
 
     def _gone_below(self, prefix: str, present: set[str]) -> None:
-        names = {
-            n for n in self._names_below(prefix.rstrip("/")) if n not in present
-        }
+        names = {n for n in self._names_below(prefix.rstrip("/")) if n not in present}
         for name in names:
             self._deleted(prefix + name)
 

@@ -109,9 +109,9 @@ def _become_command(
 def _place_descriptors(stdio: tuple[int, int, int], told: int, userns: int) -> None:
     """Make stdio 0, 1, 2, the fault pipe 3, the user namespace 4; close all others."""
     high = [os.dup(fd) for fd in (*stdio, told, userns)]
-    high = [fd if fd > 4 else os.dup(fd) for fd in high]  # noqa: PLR2004
+    high = [fd if fd > 4 else os.dup(fd) for fd in high]
     for number, fd in enumerate(high):
-        os.dup2(fd, number, inheritable=number < 3)  # noqa: PLR2004
+        os.dup2(fd, number, inheritable=number < 3)
     sys_.close_from(5)
 
 
@@ -142,7 +142,7 @@ def _execute(request: dict[str, Any]) -> None:
     argv = request["argv"]
     try:
         os.chdir(request["cwd"])
-        os.execvpe(argv[0], argv, request["env"])
+        os.execvpe(argv[0], argv, request["env"])  # noqa: S606
     except (OSError, ValueError) as e:
         what = request["cwd"] if getattr(e, "filename", None) == request["cwd"] else argv[0]
         os.write(2, f"{what}: {getattr(e, 'strerror', None) or e}\n".encode(errors="replace"))

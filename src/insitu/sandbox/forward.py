@@ -39,9 +39,7 @@ class ForwardServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _serve(
-    inside: asyncio.StreamReader, back: asyncio.StreamWriter, target: str
-) -> None:
+async def _serve(inside: asyncio.StreamReader, back: asyncio.StreamWriter, target: str) -> None:
     """One connection, until either side is done; a refused target just closes it."""
     with contextlib.suppress(ConnectionError, OSError):
         try:

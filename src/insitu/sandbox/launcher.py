@@ -23,7 +23,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from insitu.sandbox import assemble, enter, nest, seccomp, skeleton, syscalls as sys_
+from insitu.sandbox import assemble, enter, nest, seccomp, skeleton
+from insitu.sandbox import syscalls as sys_
 
 MESSAGE = 1 << 18
 MAX_FDS = 32
@@ -59,11 +60,11 @@ class Launcher:
     def serve(self) -> None:
         """Answer requests until the owner is gone."""
         while True:
-            ready, _, _ = select.select([self._channel, self._wake], [], [])
+            ready, _, _ = select.select([self._channel.fileno(), self._wake], [], [])
             if self._wake in ready:
                 os.read(self._wake, 4096)
                 self._collect()
-            if self._channel in ready:
+            if self._channel.fileno() in ready:
                 data, fds, _, _ = socket.recv_fds(self._channel, MESSAGE, MAX_FDS)
                 if not data:
                     return

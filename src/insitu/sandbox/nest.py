@@ -9,7 +9,6 @@ Without root the launcher first makes a user namespace that maps its user to its
 the launcher may mount, and has no more rights over the host than before.
 """
 
-import contextlib
 import os
 import shutil
 import signal
@@ -50,7 +49,7 @@ def enter_nest(mountpoint: str, bwrap: str) -> None:
 
 
 def _make_root(mountpoint: str, bwrap: Path) -> None:
-    sys_.mount("insitu", mountpoint, "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "mode=755,size=64m")
+    sys_.mount("tmpfs", mountpoint, "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "mode=755,size=64m")
     root = Path(mountpoint)
     for name in ("h", "proc", "dev", "tmp", "e", "b", "s", "x/p/_bin"):
         (root / name).mkdir(parents=True, mode=0o755)
@@ -87,13 +86,14 @@ def _id_map(owner: int, group: int, shown: int) -> int:
     hold_read, hold_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with contextlib.suppress(BaseException):
+        try:
             os.close(hold_write)
             sys_.unshare(sys_.CLONE_NEWUSER)
             sys_.set_dumpable(True)
             os.write(ready_write, b".")
             os.read(hold_read, 1)
-        os._exit(0)
+        finally:
+            os._exit(0)  # without the byte the parent knows that it failed
     os.close(ready_write)
     os.close(hold_read)
     try:

@@ -3,15 +3,18 @@
 import importlib.util
 import os
 import shutil
+import sys
 from pathlib import Path
 
-from insitu.types import Mount, SandboxError
+from insitu.types import Mount
+
+EMPTY_SOURCE = ""
+"""As the source of a `Mount`: an empty folder, to hide what is at the target."""
 
 ENV_TARGET = "/opt/env"
 """Where a task's Python environment appears in every sandbox."""
-ENV_PATH = f"{ENV_TARGET}/bin:/usr/bin:/bin"
-"""PATH of a sandbox with a Python environment."""
 PLAIN_PATH = "/usr/bin:/bin"
+"""PATH in a sandbox, unless the spec says otherwise."""
 
 
 def find_bwrap() -> Path | None:
@@ -25,34 +28,28 @@ def find_bwrap() -> Path | None:
     return Path(found) if found else None
 
 
-def python_mounts(env: Path, target: str = ENV_TARGET) -> tuple[Mount, ...]:
-    """Mounts that make the virtual environment `env` work in a sandbox.
+def interpreter() -> str:
+    """The interpreter that runs insitu, without any virtual environment, as seen inside."""
+    return f"{sys.base_prefix}/bin/python3.{sys.version_info.minor}"
 
-    The environment appears at `target`. The interpreter it was made from appears at its own
-    path, without the packages installed into it: one of them may be the package under test.
 
-    Raises:
-        SandboxError: `env` is no virtual environment.
+def interpreter_mounts() -> tuple[Mount, ...]:
+    """Mounts that make `interpreter()` work inside, without the packages installed into it.
+
+    It appears at its own path, because a shared interpreter finds its library by that path.
+    Installed packages are hidden: one of them may be the package under test. Empty where the
+    interpreter is the system's, which every sandbox shows anyway.
     """
-    try:
-        lines = (env / "pyvenv.cfg").read_text().splitlines()
-    except OSError as e:
-        raise SandboxError(f"{env} is not a Python environment: no pyvenv.cfg") from e
-    settings = {k.strip(): v.strip() for k, _, v in (line.partition("=") for line in lines)}
-    mounts = [Mount(source=str(env), target=target)]
-    for prefix in _prefixes(env, Path(settings["home"]).parent):
-        mounts += _interpreter_mounts(prefix)
+    prefix = Path(sys.base_prefix)
+    if prefix == Path("/usr"):
+        return ()
+    mounts = [Mount(source=str(prefix), target=str(prefix))]
+    for packages in sorted(prefix.glob("lib/python3*/*-packages")):
+        mounts.append(Mount(source=EMPTY_SOURCE, target=str(packages)))
     return tuple(mounts)
 
 
-def _prefixes(env: Path, home: Path) -> list[Path]:
-    """The interpreter's prefix as the environment names it, and as links lead to it."""
-    real = (env / "bin" / "python").resolve().parent.parent
-    return [p for p in dict.fromkeys((home, real)) if str(p) not in ("/usr", "/")]
-
-
-def _interpreter_mounts(prefix: Path) -> list[Mount]:
-    mounts = [Mount(source=str(prefix), target=str(prefix))]
-    for packages in sorted(prefix.glob("lib/python3*/*-packages")):
-        mounts.append(Mount(source="", target=str(packages)))
-    return mounts
+def packages_inside(env: Path) -> str:
+    """The packages of the Python environment `env`, mounted at `ENV_TARGET`, as seen inside."""
+    found = sorted(env.glob("lib/python3*/site-packages"))
+    return f"{ENV_TARGET}/{found[0].relative_to(env)}" if found else ENV_TARGET

@@ -111,7 +111,11 @@ def filter_program(machine: str | None = None) -> bytes:
         KeyError: no filter for the architecture `machine` (default: this one's).
     """
     column, architecture = _ARCHITECTURES[machine or platform.machine()]
-    code = [_op(_LOAD, _ARCH_OFFSET), _op(_JUMP_EQ, architecture, 1, 0), _op(_RETURN, _KILL_PROCESS)]
+    code = [
+        _op(_LOAD, _ARCH_OFFSET),
+        _op(_JUMP_EQ, architecture, 1, 0),
+        _op(_RETURN, _KILL_PROCESS),
+    ]
     code.append(_op(_LOAD, _NR_OFFSET))
     if column == 0:
         code += [_op(_JUMP_GE, _X32_BIT, 0, 1), _error(errno.ENOSYS)]

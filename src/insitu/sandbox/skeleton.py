@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import lru_cache
 from pathlib import Path
 
 from insitu.sandbox.nest import EMPTY, HOST
@@ -12,15 +13,11 @@ BOX_UID = 1000
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _COPIED = ("ld.so.cache", "ld.so.conf", "debian_version", "os-release", "alternatives")
 # Host software that is no part of a plain system, and copies of packages under test.
-_MASKED = (
-    "/usr/local",
-    "/usr/lib/python3/dist-packages",
-    "/usr/lib/python3.11/site-packages",
-    "/usr/src",
-)
+_MASKED = ("usr/local", "usr/src", "usr/lib/python3*/*-packages", "usr/lib64/python3*/*-packages")
 
 
-def system_binds() -> list[str]:
+@lru_cache(maxsize=1)
+def system_binds() -> tuple[str, ...]:
     """bubblewrap arguments for the read-only system folders."""
     out = ["--ro-bind", f"{HOST}/usr", "/usr"]
     for name in _SYSTEM:
@@ -30,9 +27,9 @@ def system_binds() -> list[str]:
         elif path.is_dir():
             out += ["--ro-bind", str(path), f"/{name}"]
     for masked in _MASKED:
-        if Path(HOST + masked).is_dir():
-            out += ["--ro-bind", EMPTY, masked]
-    return out
+        for path in sorted(Path(HOST).glob(masked)):
+            out += ["--ro-bind", EMPTY, f"/{path.relative_to(HOST)}"]
+    return tuple(out)
 
 
 def etc_folder(user: str, hostname: str, home: str) -> str:

@@ -29,8 +29,8 @@ def build_environment(source: Source, envs: Path) -> Path:
     if not target.is_dir():
         with atomic_folder(target) as folder:
             _run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)], source)
-            site = str(site_packages(folder))
-            install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", site]
+            packages = str(site_packages(folder))
+            install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", packages]
             _run([*install, "--disable-pip-version-check", "--upgrade", *needs], source)
             (folder / "insitu-env.json").write_text(json.dumps({"python": version, "needs": needs}))
     for name in source.packages:

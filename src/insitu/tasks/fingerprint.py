@@ -1,6 +1,7 @@
 """Functions that are the same but for names, comments and annotations."""
 
 import ast
+from functools import lru_cache
 
 from insitu.kit.digest import digest_bytes
 from insitu.tasks.layout import layout_of
@@ -45,6 +46,7 @@ class _Normal(ast.NodeTransformer):
         return type(node)(name=name, args=args, body=plain, decorator_list=[], returns=None)
 
 
+@lru_cache(maxsize=512)
 def fingerprints(source: str) -> dict[tuple[str, int], str]:
     """By qualified name and line, the digest of each function's normalised syntax tree.
 

@@ -67,7 +67,7 @@ def _patch(path: str, before: str, after: str) -> str:
 
 
 def _toml(record: TaskRecord, source: str) -> str:
-    tables = {
+    tables: dict[str, dict[str, object]] = {
         "": {"schema_version": "1.4", "source": source},
         "task": {
             "name": f"insitu/{record.task_id}",

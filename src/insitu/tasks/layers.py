@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from insitu.kit.atomic import atomic_folder
+from insitu.tasks.layout import read_source
 from insitu.tasks.mutate import apply_edit
 from insitu.tasks.record import TaskRecord
 from insitu.types import TaskError
@@ -23,7 +24,7 @@ def bug_layer(taskset: Path, record: TaskRecord) -> Path:
                 f"{record.task_id}: {record.path} is not in its base {record.base}",
                 remedy="build the task set again",
             )
-        broken = apply_edit(original.read_text(encoding="utf-8"), record.bug)
+        broken = apply_edit(read_source(original), record.bug)
         info = original.stat()
         with atomic_folder(layer) as folder:
             place = folder / record.path

@@ -6,6 +6,7 @@ import io
 import tokenize
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 _SKIPPED = {
     tokenize.NL,
@@ -64,3 +65,12 @@ class Layout:
 def layout_of(source: str) -> Layout:
     """The layout of `source`; the last few are kept."""
     return Layout(source)
+
+
+def read_source(path: Path) -> str:
+    """The text of a source file, line ends untouched.
+
+    Raises:
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return path.read_bytes().decode("utf-8")

@@ -1,14 +1,15 @@
 """Look for copies of the intact code that an agent could reach."""
 
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from insitu.tasks.fingerprint import fingerprints
 from insitu.tasks.unpack import is_dropped
 
 _ARCHIVES = (".zip", ".whl", ".egg", ".tar", ".gz", ".tgz", ".bz2", ".xz")
-_TEXT = (".py", ".txt", ".md", ".rst", ".pyi", ".pyx", ".ipynb", ".patch", ".diff", "")
 _MOST_BYTES = 4 << 20
 
 
@@ -55,40 +56,40 @@ def sweep_function(places: Iterable[Path], *, path: str, qualname: str, intact: 
     """Other copies of one intact function in the Python files of some folders.
 
     Args:
-        places: the source tree and the environment.
+        places: the source tree and the environment; they must not change any more.
         path: the broken file, left out.
         qualname: of the function.
         intact: text of the file before the bug.
     """
     wanted = {d for (name, _), d in fingerprints(intact).items() if name == qualname}
-    finds = []
-    for place in places:
-        for file in sorted(place.rglob("*.py")):
-            relative = file.relative_to(place).as_posix()
-            if relative != path and wanted & functions_in(file):
-                finds.append(f"{relative}: the same function")
-    return finds
+    return [
+        f"{file}: the same function"
+        for place in places
+        for digest in sorted(wanted)
+        for file in sorted(_index(place).get(digest, ()))
+        if file != path
+    ]
 
 
-_known: dict[tuple[str, int, int], frozenset[str]] = {}
+@cache
+def _index(place: Path) -> dict[str, frozenset[str]]:
+    """By fingerprint, the files of a folder that hold such a function."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in sorted(place.rglob("*.py")):
+        for digest in _functions_in(file):
+            found[digest].add(file.relative_to(place).as_posix())
+    return {digest: frozenset(files) for digest, files in found.items()}
 
 
-def functions_in(file: Path) -> frozenset[str]:
-    """Fingerprints of a file's functions; remembered by path, size and time."""
-    info = file.stat()
-    key = (str(file), info.st_size, info.st_mtime_ns)
-    if key not in _known:
-        found: frozenset[str] = frozenset()
-        if info.st_size <= _MOST_BYTES:
-            try:
-                found = frozenset(fingerprints(file.read_text(encoding="utf-8")).values())
-            except (SyntaxError, ValueError, RecursionError):
-                found = frozenset()  # not Python of this version: nothing to compare
-        _known[key] = found
-    return _known[key]
+def _functions_in(file: Path) -> frozenset[str]:
+    if file.stat().st_size > _MOST_BYTES:
+        return frozenset()
+    try:
+        return frozenset(fingerprints(file.read_bytes().decode("utf-8")).values())
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()  # not Python of this version: nothing to compare
 
 
 def functions_of(bases: Iterable[Path]) -> frozenset[str]:
     """Fingerprints of all functions under some folders."""
-    files = (file for base in bases for file in sorted(base.rglob("*.py")))
-    return frozenset(d for file in files for d in functions_in(file))
+    return frozenset(digest for base in bases for digest in _index(base))

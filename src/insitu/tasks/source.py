@@ -1,17 +1,18 @@
 """Get a package's source tree with its tests: from an index, an archive, or a folder."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.kit.atomic import atomic_folder, write_atomic
+from insitu.kit.codec import from_json, to_json
 from insitu.kit.digest import digest_bytes
+from insitu.tasks.layout import read_source
 from insitu.tasks.licence import check_licence, licence_of
 from insitu.tasks.unpack import copy_tree, unpack
 from insitu.types import TaskError
@@ -87,7 +88,7 @@ def fetch(spec: PackageSpec, bases: Path) -> Source:
         if not (target.is_dir() and record.is_file() and _load(record) == source):
             with atomic_folder(target) as folder:
                 copy_tree(tree, folder)
-            write_atomic(record, json.dumps(asdict(source), indent=1))
+            write_atomic(record, to_json(source))
     return source
 
 
@@ -149,15 +150,14 @@ def source_files(tree: Path, source: Source) -> list[str]:
 
 def _parses(path: Path) -> bool:
     try:
-        ast.parse(path.read_text(encoding="utf-8"))
+        ast.parse(read_source(path))
     except (SyntaxError, ValueError):
         return False  # templates and files for other versions of Python: left alone
     return True
 
 
 def _load(record: Path) -> Source:
-    value = json.loads(record.read_text())
-    return Source(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+    return from_json(Source, record.read_bytes())
 
 
 def _download(requirement: str, folder: Path) -> Path:
@@ -207,7 +207,7 @@ def _identity(tree: Path, metadata: str, source: str) -> tuple[str, str]:
 
 
 def _commit(source: str) -> str:
-    command = ["git", "-C", source, "rev-parse", "--short=12", "HEAD"]  # noqa: S607
+    command = ["git", "-C", source, "rev-parse", "--short=12", "HEAD"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from insitu.tasks.layout import read_source
 from insitu.tasks.mutate import functions
 from insitu.tasks.runner import RunResult, Worker
 from insitu.tasks.source import PackageSpec, Source, source_files
+from insitu.tasks.stubs import locate
 from insitu.types import TaskError
 
 QUICK_S = 0.3
@@ -39,6 +41,8 @@ class Survey:
     tests: tuple[TestFacts, ...]
     overhead: dict[str, float]
     """By test file, seconds of a run besides its tests."""
+    at_import: tuple[tuple[str, str], ...] = ()
+    """Path and name of functions that are called while test files are imported."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Tests and test files not used, by reason."""
     named: tuple[str, ...] = ()
@@ -55,6 +59,8 @@ class Target:
     last_line: int
     tests: tuple[str, ...]
     """Of one test file, most telling first."""
+    at_import: bool
+    """Whether it is called while tests are imported."""
     base_s: float
     """Seconds that running them takes unchanged."""
 
@@ -87,6 +93,7 @@ def survey(
     where = _function_index(base, source)
     tests: list[TestFacts] = []
     overhead: dict[str, float] = {}
+    at_import: set[tuple[str, str]] = set()
     for file in source.test_files:
         on_file(file)
         runs = _runs(worker, file, sieve)
@@ -94,11 +101,13 @@ def survey(
             usable = _usable(file, runs, spec, sieve)
             tests += [_facts(name, runs, where) for name in usable]
             spent = sum(t.duration for t in runs[-1].tests.values())
+            at_import |= _entered(runs[0], "", where)
             overhead[file] = max(0.05, runs[-1].wall_s - spent)
     _check(source, spec, sieve, tests)
     return Survey(
         tests=tuple(tests),
         overhead=overhead,
+        at_import=tuple(sorted(at_import)),
         left_out=dict(sieve.counts),
         named=tuple(sieve.named),
     )
@@ -137,7 +146,7 @@ def _runs(worker: Worker, file: str, sieve: _Sieve) -> list[RunResult]:
             sieve.drop(file, f"test file: {result.status}")
             return []
         if result.exit_code not in (0, 1, 5):
-            sieve.drop(file, "pytest refuses the file", result.note.splitlines()[-1:][0])
+            sieve.drop(file, "pytest refuses the file", (result.note.splitlines() or [""])[-1])
             return []
         runs.append(result)
     return runs
@@ -171,37 +180,28 @@ def _function_index(base: Path, source: Source) -> dict[str, list[tuple[int, int
     """By path, first line (with decorators), last line and name of each function."""
     index = {}
     for path in source_files(base, source):
-        text = (base / path).read_text(encoding="utf-8")
-        lines = text.split("\n")
+        text = read_source(base / path)
         index[path] = [
-            (_decorated(lines, first), last, name) for name, first, last in functions(text)
+            (locate(text, first).begin, last, name) for name, first, last in functions(text)
         ]
     return index
 
 
-def _decorated(lines: list[str], first: int) -> int:
-    """The line of the first decorator, which is where Python says that the function begins."""
-    line, indent = first, len(lines[first - 1]) - len(lines[first - 1].lstrip())
-    while line > 1:
-        above = lines[line - 2]
-        if not above.strip() or len(above) - len(above.lstrip()) < indent:
-            break
-        if above.lstrip().startswith("@") and len(above) - len(above.lstrip()) == indent:
-            first = line - 1
-        elif len(above) - len(above.lstrip()) == indent and not above.lstrip().startswith(")"):
-            break
-        line -= 1
-    return first
+def _entered(
+    run: RunResult, name: str, where: dict[str, list[tuple[int, int, str]]]
+) -> set[tuple[str, str]]:
+    return {
+        (path, qualname)
+        for path, line in run.functions.get(name, ())
+        for first, last, qualname in where.get(path, ())
+        if first <= line <= last
+    }
 
 
 def _facts(
     name: str, runs: list[RunResult], where: dict[str, list[tuple[int, int, str]]]
 ) -> TestFacts:
-    entered = set()
-    for path, line in runs[0].functions.get(name, ()):
-        for first, last, qualname in where.get(path, ()):
-            if first <= line <= last:
-                entered.add((path, qualname))
+    entered = _entered(runs[0], name, where)
     duration = min(r.tests[name].duration for r in runs[1:])
     return TestFacts(name=name, duration=duration, functions=tuple(sorted(entered)))
 
@@ -215,8 +215,9 @@ def targets(base: Path, source: Source, found: Survey, *, most_tests: int) -> li
         for place in test.functions:
             covering[place][test.name.split("::")[0]].append(test)
     result = []
+    at_import = set(found.at_import)
     for path in source_files(base, source):
-        text = (base / path).read_text(encoding="utf-8")
+        text = read_source(base / path)
         for qualname, first, last in functions(text):
             by_file = covering.get((path, qualname))
             if by_file:
@@ -229,6 +230,7 @@ def targets(base: Path, source: Source, found: Survey, *, most_tests: int) -> li
                         first_line=first,
                         last_line=last,
                         tests=tuple(t.name for t in tests),
+                        at_import=(path, qualname) in at_import,
                         base_s=found.overhead[file] + sum(t.duration for t in tests),
                     )
                 )

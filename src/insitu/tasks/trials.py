@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from insitu.kit.digest import digest_bytes
-from insitu.tasks.mutate import apply_edit, candidate_edits, core
+from insitu.tasks.bench import Bench
+from insitu.tasks.mutate import candidate_edits, core
 from insitu.tasks.runner import RunResult, TestResult, Worker
 from insitu.tasks.survey import Target
 from insitu.types import Edit
@@ -59,8 +60,9 @@ def try_function(
         return []
     parts = (base, target.path, target.qualname, str(seed))
     rng = random.Random(digest_bytes(*(p.encode() for p in parts)))
+    bench = Bench(worker, source, target, at_import=target.at_import)
     return [
-        _try(base, source, target, worker, edit, family, len(edits))
+        _try(base, target, bench, edit, family, len(edits))
         for edit, family in spread(edits, tries, rng)
     ]
 
@@ -86,16 +88,8 @@ def spread(
     return chosen[:count]
 
 
-def time_limit(base_s: float) -> float:
-    """Seconds that a run of a broken function may take."""
-    return max(3.0, 4 * base_s)
-
-
-def _try(
-    base: str, source: str, target: Target, worker: Worker, edit: Edit, family: str, total: int
-) -> Trial:
-    broken = {target.path: apply_edit(source, edit)}
-    result = worker.run(target.tests, files=broken, timeout_s=time_limit(target.base_s))
+def _try(base: str, target: Target, bench: Bench, edit: Edit, family: str, total: int) -> Trial:
+    result = bench.run(target.tests, (edit,))
     failing = [t for t in target.tests if t in result.failed]
     ranked = sorted(failing, key=lambda t: not _localises(result.tests[t], target, edit))
     first = result.tests[ranked[0]] if ranked else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import Any
 
 from insitu.types import TaskError
 
@@ -68,7 +68,7 @@ class _Member:
     path: PurePosixPath
     size: int
     mtime: float
-    open: Callable[[], IO[bytes] | None]
+    open: Callable[[], Any]
 
 
 def unpack(archive: Path, target: Path) -> None:

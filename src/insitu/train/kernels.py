@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 from torch import Tensor
 
 BLOCK = 128
@@ -167,3 +167,50 @@ class HeadCrossEntropy(torch.autograd.Function):
         dhidden, dhead = ctx.saved_tensors
         scale = grads[0].to(dhidden.dtype)
         return dhidden * scale, dhead * scale, None, None, None
+
+
+class HeadLogProbs(torch.autograd.Function):
+    """Log-probability of each row's target, and the entropy of each row's distribution.
+
+    Shapes: hidden `[rows, width]`, head `[vocabulary, width]`, targets int64 `[rows]` →
+    (log-probabilities `[rows]`, entropies in nats `[rows]`), float32. Logits are float32 products
+    of the given values, divided by `temperature`, and are formed again in the backward pass.
+    Entropies carry no gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies."""
+        logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        entropies = torch.empty_like(logprobs)
+        wide = head.float().t()
+        for start in range(0, hidden.shape[0], HEAD_ROWS):
+            rows = slice(start, start + HEAD_ROWS)
+            logp = torch.log_softmax((hidden[rows].float() @ wide).div_(temperature), -1)
+            logprobs[rows] = logp.gather(1, targets[rows, None])[:, 0]
+            entropies[rows] = -(logp.exp() * logp).sum(-1)
+        ctx.save_for_backward(hidden, head, targets)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of hidden and head: d log p(t) / d logits = onehot(t) − p."""
+        hidden, head, targets = ctx.saved_tensors
+        dhidden = torch.empty_like(hidden)
+        dhead = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
+        wide = head.float().t()
+        upstream = grads[0] / ctx.temperature
+        for start in range(0, hidden.shape[0], HEAD_ROWS):
+            rows = slice(start, start + HEAD_ROWS)
+            t = targets[rows, None]
+            logits = (hidden[rows].float() @ wide).div_(ctx.temperature)
+            dlogits = torch.softmax(logits, -1).neg_()
+            dlogits.scatter_add_(1, t, torch.ones_like(t, dtype=dlogits.dtype))
+            scaled = dlogits.mul_(upstream[rows, None]).to(hidden.dtype)
+            torch.mm(scaled, head, out=dhidden[rows])
+            dhead += torch.mm(scaled.t(), hidden[rows])
+        return dhidden, dhead.to(head.dtype), None, None

@@ -175,7 +175,14 @@ class _Run:
         took = time.monotonic() - began
         self.wall_s += took
         self._shorten()
-        row = {"loss": loss, "grad_norm": norm, "lr": lr, "tokens": seen, "targets": targets, "s": took}
+        row = {
+            "loss": loss,
+            "grad_norm": norm,
+            "lr": lr,
+            "tokens": seen,
+            "targets": targets,
+            "s": took,
+        }
         self.recent = [*self.recent, row][-self.spec.log_every :]
 
     def _shorten(self) -> None:

@@ -2,11 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, Q
 from transformers.utils import logging as hf_logging
 
 from insitu.kit.atomic import atomic_folder
-from insitu.train.kernels import DocumentAttention, HeadCrossEntropy, RMSNorm, SwiGLU
+from insitu.train.kernels import DocumentAttention, HeadCrossEntropy, HeadLogProbs, RMSNorm, SwiGLU
 from insitu.train.packing import Packed
 from insitu.types import CorruptError, UsageError
 
@@ -179,30 +179,67 @@ class PackedModel:
         self.model = model
         self.body: nn.Module = model.base_model  # type: ignore[assignment]
         self.head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+        self._wanted: Tensor | None = None
+        self._shorten_last_layer()
 
-    def hidden(self, packed: Packed) -> Tensor:
-        """The last hidden states `[tokens, width]`."""
-        ids = torch.from_numpy(packed.ids)[None]
-        positions = torch.from_numpy(packed.positions)[None]
+    def hidden(self, packed: Packed, wanted: Tensor) -> Tensor:
+        """The last hidden states at the positions `wanted`: `[wanted, width]`."""
+        self._wanted = wanted if len(wanted) < _FEW * len(packed.ids) else None
         out = self.body(
-            input_ids=ids,
-            position_ids=positions,
+            input_ids=torch.from_numpy(packed.ids)[None],
+            position_ids=torch.from_numpy(packed.positions)[None],
             use_cache=False,
             doc_lengths=packed.lengths,
         )
         hidden: Tensor = out.last_hidden_state[0]
-        return hidden
+        return hidden.index_select(0, wanted)
 
     def loss(self, packed: Packed) -> tuple[Tensor, Tensor]:
         """Sum of the targets' cross-entropies in nats, and each of them `[targets]`."""
         at = torch.from_numpy(packed.targets)
-        hidden = self.hidden(packed).index_select(0, at - 1)
+        hidden = self.hidden(packed, at - 1)
         targets = torch.from_numpy(packed.ids)[at]
         weights = torch.ones(len(targets))
-        total, each = HeadCrossEntropy.apply(
-            hidden, self.head.weight, targets, weights, torch.is_grad_enabled()
+        total, each = _apply(
+            HeadCrossEntropy, hidden, self.head.weight, targets, weights, torch.is_grad_enabled()
         )
         return total, each
+
+    def logprobs(self, packed: Packed, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the targets and entropies in nats, float32 `[targets]` each."""
+        at = torch.from_numpy(packed.targets)
+        targets = torch.from_numpy(packed.ids)[at]
+        hidden = self.hidden(packed, at - 1)
+        logprobs, entropies = _apply(HeadLogProbs, hidden, self.head.weight, targets, temperature)
+        return logprobs, entropies
+
+    def _shorten_last_layer(self) -> None:
+        """Have the last layer's feed-forward part work only where a result is wanted.
+
+        After it nothing mixes positions, so the others' results are never read.
+        """
+        layers = getattr(self.body, "layers", None)
+        mlp = getattr(layers[-1], "mlp", None) if isinstance(layers, nn.ModuleList) else None
+        if mlp is None or "forward" not in vars(mlp):
+            return
+        whole = mlp.forward
+
+        def some(x: Tensor) -> Tensor:
+            if self._wanted is None:
+                return cast(Tensor, whole(x))
+            out = whole(x.index_select(1, self._wanted))
+            return torch.zeros_like(x).index_copy(1, self._wanted, out)
+
+        mlp.forward = some
+
+
+_FEW = 0.7
+"""Share of positions below which picking them out costs less than it saves."""
+
+
+def _apply(function: type[torch.autograd.Function], *values: Any) -> Any:
+    """`function.apply(*values)`, which torch leaves untyped."""
+    return function.apply(*values)  # type: ignore[no-untyped-call]
 
 
 def _refuse_unsupported(config: Any) -> None:
@@ -233,7 +270,7 @@ def _attend(
     out, start = [], 0
     for n in options.get("doc_lengths") or (q.shape[1],):
         rows = slice(start, start + n)
-        out.append(DocumentAttention.apply(q[:, rows], k[:, rows], v[:, rows], scale))
+        out.append(_apply(DocumentAttention, q[:, rows], k[:, rows], v[:, rows], scale))
         start += n
     return torch.cat(out, dim=1).transpose(0, 1)[None], None
 
@@ -245,9 +282,10 @@ def _replace_forward(module: nn.Module) -> None:
     """Give RMSNorm and SwiGLU modules our kernels, where they compute the same thing."""
     kind = type(module).__name__
     if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-        _swap(module, lambda x, m=module: RMSNorm.apply(x, m.weight, m.variance_epsilon))
+        _swap(module, lambda x: _apply(RMSNorm, x, module.weight, module.variance_epsilon))
     elif kind.endswith("MLP") and {"gate_proj", "up_proj", "down_proj"} <= _children(module):
-        _swap(module, lambda x, m=module: m.down_proj(SwiGLU.apply(m.gate_proj(x), m.up_proj(x))))
+        gate, up, down = (getattr(module, f"{n}_proj") for n in ("gate", "up", "down"))
+        _swap(module, lambda x: down(_apply(SwiGLU, gate(x), up(x))))
 
 
 def _children(module: nn.Module) -> set[str]:
@@ -262,13 +300,3 @@ def _swap(module: nn.Module, forward: Any) -> None:
         same = torch.allclose(module(probe).float(), forward(probe).float(), rtol=2e-2, atol=2e-2)
     if same:
         module.forward = forward
-
-
-def bf16_tensors(model: nn.Module) -> Mapping[str, Tensor]:
-    """The tensors that are published: bf16, tied ones once."""
-    seen: dict[int, str] = {}
-    out = {}
-    for name, tensor in model.state_dict().items():
-        if seen.setdefault(tensor.data_ptr(), name) == name:
-            out[name] = tensor.detach().to(torch.bfloat16).contiguous()
-    return out

@@ -23,20 +23,27 @@ class MasterMuon(MasterAdamW):
     Scalable for LLM Training", arXiv 2502.16982, section 2.2).
     """
 
-    def __init__(self, models: Sequence[nn.Module], spec: AdamSpec) -> None:
-        """Take over the parameters of `models`, which are equal: they hold bf16 from here on."""
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        spec: AdamSpec,
+        *,
+        compute: torch.dtype = torch.bfloat16,
+    ) -> None:
+        """As `MasterAdamW`."""
         model = models[0]
         embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         shapes = [p.shape for p in model.parameters() if p.ndim >= 2 and id(p) not in embeddings]
-        super().__init__(models, spec)
-        split = sum(s.numel() for s in shapes)
+        super().__init__(models, spec, compute=compute)
         sizes = [s.numel() for s in shapes]
-        self._momentum = torch.zeros(split)
+        self._momentum = torch.zeros(sum(sizes))
         self._groups: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = {}
-        parts = (self.master[:split], self.grads[0][:split], self._momentum)
-        for shape, *views in zip(shapes, *(p.split(sizes) for p in parts), strict=True):
-            w, g, m = (v.view(shape) for v in views)
+        start = 0
+        for shape, size in zip(shapes, sizes, strict=True):
+            parts = (self.master, self.grads[0], self._momentum)
+            w, g, m = (part[start : start + size].view(shape) for part in parts)
             self._groups.setdefault(shape, []).append((w, g, m))
+            start += size
         # AdamW keeps only the second half: embeddings, norms, biases.
         self._adam.param_groups[0]["params"].clear()
         del self._adam.param_groups[0]
@@ -51,7 +58,9 @@ class MasterMuon(MasterAdamW):
                 self._move(shape, group, lr)
         return super().step(lr)
 
-    def _move(self, shape: torch.Size, group: list[tuple[Tensor, Tensor, Tensor]], lr: float) -> None:
+    def _move(
+        self, shape: torch.Size, group: list[tuple[Tensor, Tensor, Tensor]], lr: float
+    ) -> None:
         with torch.no_grad():
             steps = []
             for _, grad, momentum in group:
@@ -81,4 +90,5 @@ def orthogonal(matrices: Tensor) -> Tensor:
     for _ in range(_ROUNDS):
         gram = x @ x.transpose(1, 2)
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.transpose(1, 2) if tall else x).to(matrices.dtype)
+    result: Tensor = x.transpose(1, 2) if tall else x
+    return result.to(matrices.dtype)

@@ -1,7 +1,7 @@
 """AdamW on float32 masters of bf16 weights, in two flat buffers; learning-rate schedules."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,18 @@ class MasterAdamW:
     not round; `step` clips, updates the masters and rounds them into the model.
     """
 
-    def __init__(self, models: Sequence[nn.Module], spec: AdamSpec) -> None:
-        """Take over the parameters of `models`, which are equal: they hold bf16 from here on."""
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        spec: AdamSpec,
+        *,
+        compute: torch.dtype = torch.bfloat16,
+    ) -> None:
+        """Take over the parameters of `models`, which are equal.
+
+        From here on they hold bf16 values in the dtype `compute`, so that with float32 the same
+        published weights are used, with finer arithmetic.
+        """
         self.spec = spec
         model = models[0]
         embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -39,12 +49,13 @@ class MasterAdamW:
         sizes = [p.numel() for p in ordered[0]]
         split = sum(p.numel() for p, d in zip(model.parameters(), decays, strict=True) if d)
         self.master = torch.cat([p.detach().float().reshape(-1) for p in ordered[0]])
-        self.weights = self.master.to(torch.bfloat16)
+        self.weights = self.master.to(torch.bfloat16).to(compute)
         self.grads = [torch.zeros_like(self.master) for _ in models]
         for params, grad in zip(ordered, self.grads, strict=True):
-            for p, w, g in zip(params, self.weights.split(sizes), grad.split(sizes), strict=True):
+            for p, w, g in zip(params, _cut(self.weights, sizes), _cut(grad, sizes), strict=True):
                 p.data = w.view(p.shape)
-                p.register_post_accumulate_grad_hook(_adder(g.view(p.shape)))
+                hook = _adder(g.view(p.shape))
+                p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         halves = [nn.Parameter(self.master[:split]), nn.Parameter(self.master[split:])]
         halves[0].grad, halves[1].grad = self.grads[0][:split], self.grads[0][split:]
         self._adam = torch.optim.AdamW(
@@ -74,7 +85,7 @@ class MasterAdamW:
             for group in self._adam.param_groups:
                 group["lr"] = lr
             self._adam.step()
-            self.weights.copy_(self.master)
+            self.weights.copy_(self.master.to(torch.bfloat16))
         self.clear()
         return norm
 
@@ -91,7 +102,7 @@ class MasterAdamW:
         """Go on where `state` was taken."""
         with torch.no_grad():
             self.master.copy_(state["master"])
-            self.weights.copy_(self.master)
+            self.weights.copy_(self.master.to(torch.bfloat16))
         self._adam.load_state_dict(state["adam"])
 
 
@@ -100,10 +111,15 @@ def _decayed_first(model: nn.Module, decays: list[bool]) -> list[nn.Parameter]:
     return [p for p, d in pairs if d] + [p for p, d in pairs if not d]
 
 
-def _adder(total: Tensor) -> Any:
+def _cut(flat: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    return torch.split(flat, sizes)
+
+
+def _adder(total: Tensor) -> Callable[[Tensor], None]:
     def add(p: Tensor) -> None:
-        total.add_(p.grad)
-        p.grad = None
+        if p.grad is not None:
+            total.add_(p.grad)
+            p.grad = None
 
     return add
 

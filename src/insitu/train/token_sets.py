@@ -47,7 +47,9 @@ class TokenSet:
         size = len(self._tokens)
         ends = self._index.sum(axis=1) if self._index.ndim == 2 else np.array([size + 1])
         if size != declared or len(self._mask) != size:
-            raise CorruptError(f"{self.folder}: tokens.bin or mask.bin is cut short", remedy=_REMEDY)
+            raise CorruptError(
+                f"{self.folder}: tokens.bin or mask.bin is cut short", remedy=_REMEDY
+            )
         if len(ends) == 0 or ends.max() > size or self._index.min() < 0:
             raise CorruptError(f"{self.folder}: index.npy points outside", remedy=_REMEDY)
 
@@ -74,9 +76,7 @@ class TokenSet:
         return pieces
 
 
-def write_token_set(
-    folder: Path, documents: Sequence[Document], *, vocabulary: int
-) -> None:
+def write_token_set(folder: Path, documents: Sequence[Document], *, vocabulary: int) -> None:
     """Write `documents` as a token set; a small writer for tests and short sets."""
     kind = "uint16" if vocabulary <= 65_536 else "uint32"
     folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,9 @@ class Mixture:
         epoch, at = divmod(cursor, len(self._sets[source]))
         key = (source, epoch)
         if key not in self._orders:
-            rng = np.random.Generator(np.random.Philox(key=[self._seed, source * 1_000_003 + epoch]))
+            rng = np.random.Generator(
+                np.random.Philox(key=[self._seed, source * 1_000_003 + epoch])
+            )
             self._orders = {k: v for k, v in self._orders.items() if k[0] != source}
             self._orders[key] = rng.permutation(len(self._sets[source]))
         return int(self._orders[key][at])

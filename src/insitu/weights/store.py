@@ -13,32 +13,18 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.kit.atomic import atomic_folder, write_atomic
 from insitu.kit.digest import digest_file
 from insitu.types import CorruptError, PolicyVersion, UsageError
+from insitu.weights.raw import TensorBytes, encode_header, read_model, to_bf16, write_tensors
 
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"v(\d{6,})")
 _NOT_SIDE = (".safetensors", ".safetensors.index.json", ".bin", ".gguf", ".pt", MANIFEST)
 _CONFIG_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorBytes:
-    """One tensor as bytes.
-
-    Example: `TensorBytes(dtype="BF16", shape=(4096, 256), data=b"…")`.
-    """
-
-    dtype: str
-    """As safetensors names it: `BF16`, `F16`, `F32`."""
-    shape: tuple[int, ...]
-    data: bytes | memoryview
-    """Little-endian, row-major."""
 
 
 class WeightStore:
@@ -71,18 +57,45 @@ class WeightStore:
         if not (side / "config.json").is_file():
             raise UsageError(f"{side}: no config.json to publish with", remedy="publish version 0")
         self._sweep()
-        header = _header(tensors)
-        if self._holds(number, header, tensors):
+        if self._holds(number, tensors):
             return self.get(number)
         for later in self.numbers():
             if later > number:
                 shutil.rmtree(self._path(later))
         with atomic_folder(self._path(number)) as temporary:
-            _write_weights(temporary / WEIGHTS, header, tensors)
+            write_tensors(temporary / WEIGHTS, tensors)
             _copy_side_files(side, temporary, {t.dtype for t in tensors.values()})
             manifest = {"number": number, "step": step, "digest": digest_file(temporary / WEIGHTS)}
             write_atomic(temporary / MANIFEST, json.dumps(manifest))
         return self.get(number)
+
+    def adopt(self, model: Path) -> PolicyVersion:
+        """Make the Hugging Face model in a folder version 0, its weights rounded to bf16.
+
+        Raises:
+            UsageError: the folder holds no model, or weights of another kind than float.
+            CorruptError: a shard is missing or damaged.
+            OSError: the disk is full; the version is not there.
+        """
+        tensors = {name: to_bf16(t) for name, t in read_model(model).items()}
+        return self.publish(tensors, number=0, step=0, side_files=model)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no version."""
+        return not self.numbers()
+
+    def context_of(self, number: int) -> int:
+        """Longest sequence in tokens that version `number` was made for.
+
+        Raises:
+            UsageError, CorruptError: see `get`; also where its config.json does not say it.
+        """
+        path = Path(self.get(number).path) / "config.json"
+        try:
+            return int(json.loads(path.read_text())["max_position_embeddings"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise CorruptError(f"{path}: no max_position_embeddings", remedy=_remedy(number)) from e
 
     def numbers(self) -> list[int]:
         """The versions that are there, oldest first."""
@@ -153,8 +166,8 @@ class WeightStore:
         for part in self.folder.glob(".v*.part"):
             shutil.rmtree(part, ignore_errors=True)
 
-    def _holds(self, number: int, header: bytes, tensors: Mapping[str, TensorBytes]) -> bool:
-        path = self._path(number)
+    def _holds(self, number: int, tensors: Mapping[str, TensorBytes]) -> bool:
+        path, header = self._path(number), encode_header(tensors)
         if not (path / MANIFEST).is_file() or not (path / WEIGHTS).is_file():
             return False
         with (path / WEIGHTS).open("rb") as f:
@@ -166,40 +179,24 @@ def _remedy(number: int) -> str:
     return "publish the base again" if number == 0 else "remove the folder and resume the run"
 
 
-def _header(tensors: Mapping[str, TensorBytes]) -> bytes:
-    """Length and JSON header of a safetensors file (huggingface.co/docs/safetensors)."""
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, t in tensors.items():
-        table[name] = {
-            "dtype": t.dtype,
-            "shape": list(t.shape),
-            "data_offsets": [at, at + len(t.data)],
-        }
-        at += len(t.data)
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _write_weights(path: Path, header: bytes, tensors: Mapping[str, TensorBytes]) -> None:
-    with path.open("wb") as f:
-        f.write(header)
-        for t in tensors.values():
-            f.write(t.data)
-        f.flush()
-        os.fsync(f.fileno())
-
-
 def _copy_side_files(source: Path, target: Path, dtypes: set[str]) -> None:
     for path in sorted(source.iterdir()):
         if path.is_file() and not path.name.endswith(_NOT_SIDE) and path.name != "config.json":
-            try:
-                os.link(path, target / path.name)
-            except OSError:  # Another file system, or one without links.
-                shutil.copy2(path, target / path.name)
+            _link_or_copy(path, target / path.name)
     config = json.loads((source / "config.json").read_text())
     if len(dtypes) == 1:
         config["dtype"] = _CONFIG_DTYPES[next(iter(dtypes))]
         config.pop("torch_dtype", None)
     write_atomic(target / "config.json", json.dumps(config, indent=2, sort_keys=True))
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Link files of the store, which never change; copy others, which may."""
+    if source.parent.parent == target.parent.parent:
+        try:
+            os.link(source, target)
+        except OSError:  # A file system without links.
+            pass
+        else:
+            return
+    shutil.copy2(source, target)

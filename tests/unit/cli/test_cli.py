@@ -149,7 +149,10 @@ def test_runs_and_report(tmp_path):
     assert "small" in result.output
     assert "at rest" in result.output
     result = runner.invoke(app, ["report", str(run.path)])
-    assert "episodes: 1, lost: 1" in result.output
+    assert result.exit_code == 0, result.output
+    summary = json.loads((run.report / "summary.json").read_text())
+    assert (summary["episodes"], summary["lost_episodes"]) == (1, 1)
+    assert (run.report / "index.html").is_file()
     assert "no runs" in runner.invoke(app, ["runs", str(tmp_path / "absent")]).output
 
 

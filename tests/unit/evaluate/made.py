@@ -3,12 +3,13 @@
 import json
 import math
 import random
+from functools import cache
 
 from insitu.evaluate.baselines import Baseline, random_baseline
-from insitu.evaluate.report import Lane, ReportData
+from insitu.evaluate.report import BusyLane, ReportData
 from insitu.evaluate.stats import pass_at_1
 from insitu.evaluate.suite import compare_results, summarise
-from insitu.evaluate.transcripts import choose
+from insitu.evaluate.transcripts import choose_transcripts
 from insitu.ledger.summary import StepSummary
 from insitu.types import (
     Call,
@@ -64,11 +65,16 @@ def episode(
     )  # fmt: skip
 
 
-def session(steps: list[tuple[str, dict[str, object], str]], *, last: str = "finish") -> tuple[Call, ...]:
+def session(
+    steps: list[tuple[str, dict[str, object], str]], *, last: str = "finish"
+) -> tuple[Call, ...]:
     """The calls of a session over Chat Completions; each step a tool, its arguments, its result."""
     messages: list[dict[str, object]] = [
         {"role": "system", "content": "You repair Python code."},
-        {"role": "user", "content": "`clamp` in calc/core.py:4 is broken: tests/test_core.py::test_clamp fails."},
+        {
+            "role": "user",
+            "content": "`clamp` in calc/core.py:4 is broken: tests/test_core.py::test_clamp fails.",
+        },
     ]
     calls = []
     for i, (name, arguments, result) in enumerate([*steps, (last, {}, "")]):
@@ -90,14 +96,28 @@ _FAILED = (
 _CODE = "\n".join(
     f"{i} {line}"
     for i, line in [
-        (4, "def clamp(value, low, high):"), (10, "    if value > low:"),
-        (11, "        return low"), (12, "    return min(value, high)"),
-    ]  # fmt: skip
+        (4, "def clamp(value, low, high):"),
+        (10, "    if value > low:"),
+        (11, "        return low"),
+        (12, "    return min(value, high)"),
+    ]
 )
 READ = ("read", {"path": "calc/core.py", "line": 4}, _CODE)
-RIGHT = ("edit", {"path": "calc/core.py", "line": 10, "old": ">", "new": "<"}, "10     if value < low:")
-WRONG = ("edit", {"path": "calc/core.py", "line": 12, "old": "min", "new": "max"}, "12     return max(value, high)")
-AGAIN = ("edit", {"path": "calc/core.py", "line": 12, "old": "min", "new": "max"}, "error: old is not in line 12")
+RIGHT = (
+    "edit",
+    {"path": "calc/core.py", "line": 10, "old": ">", "new": "<"},
+    "10     if value < low:",
+)
+WRONG = (
+    "edit",
+    {"path": "calc/core.py", "line": 12, "old": "min", "new": "max"},
+    "12     return max(value, high)",
+)
+AGAIN = (
+    "edit",
+    {"path": "calc/core.py", "line": 12, "old": "min", "new": "max"},
+    "error: old is not in line 12",
+)
 
 
 def evaluations(seed: int = 0) -> tuple[list[Episode], list[Episode]]:
@@ -119,11 +139,16 @@ def evaluations(seed: int = 0) -> tuple[list[Episode], list[Episode]]:
                 steps = good if passed else [READ, WRONG, AGAIN, ("run_tests", {}, _FAILED)]
                 found.append(
                     episode(
-                        f"pkg-{i:03d}", passed, attempt=attempt, end=end, calls=session(steps),
-                        wall_s=rng.uniform(1, 6), tested_before_edit=float(rng.random() < habits),
+                        f"pkg-{i:03d}",
+                        passed,
+                        attempt=attempt,
+                        end=end,
+                        calls=session(steps),
+                        wall_s=rng.uniform(1, 6),
+                        tested_before_edit=float(rng.random() < habits),
                         no_repeated_edit=float(rng.random() < 0.3 + habits / 2),
                         finished_after_pass=float(rng.random() < 0.2 + 0.7 * habits),
-                    )  # fmt: skip
+                    )
                 )
         return found
 
@@ -145,19 +170,31 @@ def steps(count: int, seed: int = 0) -> tuple[StepSummary, ...]:
         passed = 0.25 + 0.35 * (1 - math.exp(-i / 60)) + rng.gauss(0, 0.06)
         found.append(
             StepSummary(
-                step=i, version=i, loss=rng.gauss(0, 0.02), reward=passed - 0.05,
-                signals={"passed": passed}, episodes=64, groups=8, calls=6.0, sampled_tokens=5400,
-                lag_max=rng.choice([1, 1, 2, 2, 3]), started_at=4.0 * i, ended_at=4.0 * i + 3,
+                step=i,
+                version=i,
+                loss=rng.gauss(0, 0.02),
+                reward=passed - 0.05,
+                signals={"passed": passed},
+                episodes=64,
+                groups=8,
+                calls=6.0,
+                sampled_tokens=5400,
+                lag_max=rng.choice([1, 1, 2, 2, 3]),
+                started_at=4.0 * i,
+                ended_at=4.0 * i + 3,
                 wall_s=3.0,
                 metrics={
-                    "lag_mean": rng.uniform(0.4, 1.2), "entropy": 0.5 - 0.001 * i + rng.gauss(0, 0.02),
-                    "k3": abs(rng.gauss(0.002, 0.001)), "tokens_per_s": rng.gauss(5200, 300),
+                    "lag_mean": rng.uniform(0.4, 1.2),
+                    "entropy": 0.5 - 0.001 * i + rng.gauss(0, 0.02),
+                    "k3": abs(rng.gauss(0.002, 0.001)),
+                    "tokens_per_s": rng.gauss(5200, 300),
                 },
-            )  # fmt: skip
+            )
         )
     return tuple(found)
 
 
+@cache
 def report_data(seed: int = 0) -> ReportData:
     """A whole run, made up."""
     rng = random.Random(seed)
@@ -171,10 +208,14 @@ def report_data(seed: int = 0) -> ReportData:
         ]
         for i in range(110)
     }
-    table = {t: min(1.0, 1.6 * c) for t, c in random_baseline(pools, tries=5, seed=0).per_task.items()}
+    table = {
+        t: min(1.0, 1.6 * c) for t, c in random_baseline(pools, tries=5, seed=0).per_task.items()
+    }
     baselines = (
         random_baseline(pools, tries=5, seed=0),
-        Baseline(name="table", tries=5, rate=pass_at_1(list(table.values()), seed=0), per_task=table),
+        Baseline(
+            name="table", tries=5, rate=pass_at_1(list(table.values()), seed=0), per_task=table
+        ),
     )
     starts = [4.0 * i for i in range(1, 150)]
     return ReportData(
@@ -186,10 +227,10 @@ def report_data(seed: int = 0) -> ReportData:
         engine_rate=tuple((t, rng.gauss(1400, 150)) for t in starts),
         trainer_rate=tuple((t, rng.gauss(5200, 300)) for t in starts),
         lanes=(
-            Lane(name="rollout", tone="rollout", busy=((0.0, 301.0), (309.0, 600.0)), share=0.987),
-            Lane(name="trainer", tone="train", busy=tuple((t, t + 3.1) for t in starts), share=0.77),
+            BusyLane(name="rollout", tone="rollout", busy=((0.0, 301.0), (309.0, 600.0)), share=0.987),
+            BusyLane(name="trainer", tone="train", busy=tuple((t, t + 3.1) for t in starts), share=0.77),
         ),
-        overlap_fraction=0.76, transcripts=choose(before, after),
+        overlap_fraction=0.76, transcripts=choose_transcripts(before, after),
         facts={"base policy": "pocket-12m", "seed": "0", "machine": "2 cores, 6 GB"},
         finished_at=1_790_000_000.0,
     )  # fmt: skip

@@ -49,15 +49,15 @@ async def test_an_error_ends_the_suite() -> None:
 
 def test_a_result_says_everything_about_a_suite() -> None:
     episodes = [
-        episode("a", True, calls=(call(0, 4), call(1, 6)), tested_first=1.0),
-        episode("a", False, attempt=1, end=EpisodeEnd.TURN_LIMIT, calls=(call(0, 2),), tested_first=0.0),
+        episode("a", True, calls=(call(0, 4), call(1, 6)), tested_first=1.0, repeats=3.0),
+        episode("a", False, attempt=1, end=EpisodeEnd.TURN_LIMIT, calls=(call(0, 2),), tested_first=0.0, repeats=0.0),
         episode("b", False, end=EpisodeEnd.TIMED_OUT, calls=(call(0, 8),), wall_s=4.0),
         episode("b", False, attempt=1, end=EpisodeEnd.FAULT),
         episode("c", True, end=EpisodeEnd.FAULT),
     ]  # fmt: skip
     result = suite.summarise(
         episodes, suite="heldout", label="before", seed=0,
-        behaviours={"tested before editing": "tested_first", "unknown": "nothing"},
+        behaviours={"tested before editing": "tested_first", "unknown": "nothing", "repeated": "repeats"},
     )  # fmt: skip
     assert result.per_task == {"a": 0.5, "b": 0.0}
     assert result.rate.value == 0.25
@@ -67,7 +67,10 @@ def test_a_result_says_everything_about_a_suite() -> None:
     assert result.calls.value == pytest.approx((1.5 + 1) / 2)
     assert result.seconds.value == pytest.approx(3.0)
     assert result.ends == {"finished": 1, "turn_limit": 1, "timed_out": 1}
-    assert {k: v.value for k, v in result.behaviours.items()} == {"tested before editing": 0.5}
+    assert {k: v.value for k, v in result.behaviours.items()} == {
+        "tested before editing": 0.5,
+        "repeated": 0.5,
+    }
     assert from_json(suite.EvalResult, to_json(result)) == result
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ async def test_a_tool_loop_is_one_segment_of_exactly_the_sampled_tokens(desk: Op
 
 async def test_echo_with_other_spelling_still_extends(desk: OpenDesk) -> None:
     async with desk(lambda *_: "Look. " + call_text("read", path="a.py", line=3)) as d:
-        messages = [USER]
+        messages: list[dict[str, Any]] = [USER]
         message = await d.say(messages)
         arguments = json.loads(message["tool_calls"][0]["function"]["arguments"])
         compact = json.dumps(dict(reversed(arguments.items())), separators=(",", ":"))
@@ -120,7 +122,7 @@ async def test_other_tools_and_edited_history_break(desk: OpenDesk) -> None:
 async def test_malformed_tool_calls_reach_the_product_as_text(desk: OpenDesk) -> None:
     broken = "<tool_call>\n{broken\n</tool_call>"
     async with desk(lambda *_: broken) as d:
-        messages = [USER]
+        messages: list[dict[str, Any]] = [USER]
         message = await d.say(messages)
         assert message["content"] == broken
         assert "tool_calls" not in message
@@ -184,7 +186,7 @@ async def test_wrong_and_expired_keys_are_401(desk: OpenDesk) -> None:
 async def test_sessions_do_not_see_each_other(desk: OpenDesk) -> None:
     async with desk(hello) as d:
         first = d.key
-        messages = [USER]
+        messages: list[dict[str, Any]] = [USER]
         await d.say(messages)
         d.open("other")
         await d.say([*messages, USER])
@@ -196,7 +198,7 @@ async def test_sessions_do_not_see_each_other(desk: OpenDesk) -> None:
 async def test_the_call_limit(desk: OpenDesk) -> None:
     async with desk(hello) as d:
         d.open("short", max_calls=1)
-        messages = [USER]
+        messages: list[dict[str, Any]] = [USER]
         await d.say(messages)
         response = await d.post([*messages, USER])
         assert response.status_code == 403
@@ -207,7 +209,7 @@ async def test_the_call_limit(desk: OpenDesk) -> None:
 
 async def test_context_overflow_and_clipping(desk: OpenDesk) -> None:
     async with desk(lambda *_: "word " * 50, context=64) as d:
-        messages = [USER]
+        messages: list[dict[str, Any]] = [USER]
         message = await d.say(messages)
         call = d.engine.requests[0]
         assert call.sampling.max_tokens == 64 - len(call.prompt_ids)
@@ -255,7 +257,7 @@ async def test_seeds_repeat_with_the_session_and_differ_between_calls(desk: Open
         seeds = []
         for seed in (7, 7, 8):
             d.open("again", seed=seed)
-            messages = [USER]
+            messages: list[dict[str, Any]] = [USER]
             await d.say(messages)
             await d.say([*messages, USER])
             seeds.append([r.sampling.seed for r in d.engine.requests[-2:]])
@@ -265,7 +267,7 @@ async def test_seeds_repeat_with_the_session_and_differ_between_calls(desk: Open
 
 async def test_stop_texts_cut_the_turn_where_the_engine_would_have(desk: OpenDesk) -> None:
     async with desk(lambda *_: "one two STOP three") as d:
-        messages = [USER]
+        messages: list[dict[str, Any]] = [USER]
         message = await d.say(messages, stop=["STOP"])
         assert message["content"].strip() == "one two"
         await d.say([*messages, USER], stop="STOP")
@@ -366,6 +368,41 @@ async def test_identical_requests_in_flight_are_sampled_once(desk: OpenDesk) -> 
         assert (await one).json() == (await two).json()
         assert len(d.engine.requests) == 1
         assert len(d.close().calls) == 1
+
+
+async def test_one_waiter_that_leaves_does_not_take_the_answer_from_the_other(
+    desk: OpenDesk,
+) -> None:
+    async with desk(hello) as d:
+        d.engine.hold = asyncio.Event()
+        one, two = asyncio.create_task(d.post([USER])), asyncio.create_task(d.post([USER]))
+        await asyncio.sleep(0.1)
+        one.cancel()
+        await asyncio.sleep(0.1)
+        d.engine.hold.set()
+        assert (await two).status_code == 200
+        assert d.engine.cancelled == 0
+
+
+async def test_two_continuations_of_one_answer_are_branches(desk: OpenDesk) -> None:
+    async with desk(hello) as d:
+        messages: list[dict[str, Any]] = [USER]
+        await d.say(messages)
+        await d.say([*messages, {"role": "user", "content": "a"}])
+        await d.say([*messages, {"role": "user", "content": "b"}])
+        recording = d.close()
+    assert [c.extends for c in recording.calls] == [None, "ep.0", "ep.0"]
+    assert [c.break_cause for c in recording.calls] == [None, None, "branched"]
+    assert [s.call_ids for s in recording.segments] == [("ep.0", "ep.1"), ("ep.2",)]
+
+
+def test_the_room_imports_without_torch_and_transformers() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "import insitu.gateway.server, insitu.gateway.atif, insitu.gateway.dialects.chat\n"
+        "assert 'renderers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 async def test_disconnect_cancels_and_the_retry_samples_with_the_same_seed(

@@ -84,6 +84,19 @@ def test_a_group_whose_file_was_written_is_ready(ledger, store):
     assert (found.open, found.interrupted) == ((), ())
 
 
+def test_files_of_episodes_that_the_ledger_forgot_do_not_count(ledger, store):
+    """After a power cut: the files are there, the ledger's last commits are not."""
+    ledger.open_group("g1", task_id="t1", size=2)
+    start(ledger, "g1-0")
+    group = make_group()
+    store.write_group(group)
+    store.write_episode(group.episodes[1])
+    found = recover(ledger, store)
+    assert found.ready == ()
+    assert [g.done for g in found.open] == [()]
+    assert found.interrupted == ("g1-0",)
+
+
 def test_groups_of_evaluations_go_on_too(ledger, store):
     ledger.start_eval("ev", suite="heldout", version=0)
     ledger.open_group("g1", task_id="t1", size=2, eval_id="ev")

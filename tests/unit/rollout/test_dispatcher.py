@@ -206,6 +206,16 @@ def test_a_bug_in_an_episode_stops_the_run():
         asyncio.run(asyncio.wait_for(main(), 10))
 
 
+def test_nothing_is_begun_that_the_last_step_could_not_use():
+    admission = Admission(groups_per_step=2, staleness=3, limit=4, admitted=3)
+    assert admission.capacity == 1
+    admission.admit()
+    with pytest.raises(ValueError, match="no capacity"):
+        admission.admit()
+    admission.discard()
+    assert admission.capacity == 1
+
+
 def test_stale_groups_are_refused_when_the_batch_is_full():
     admission = Admission(groups_per_step=1, staleness=1, version=5)
     assert admission.is_stale(3)

@@ -14,7 +14,10 @@ def test_each_epoch_has_every_task_once_and_a_resume_goes_on_where_it_stopped(n,
     plans = list(islice(plan_groups(tasks, seed=seed), 60))
     for epoch in range(60 // n):
         assert len({p.task.task_id for p in plans[epoch * n : (epoch + 1) * n]}) == n
-    assert list(islice(plan_groups(tasks[::-1], seed=seed, start=start), 5)) == plans[start : start + 5]
+    assert (
+        list(islice(plan_groups(tasks[::-1], seed=seed, start=start), 5))
+        == plans[start : start + 5]
+    )
     assert len({p.seed for p in plans}) == len({p.group_id for p in plans}) == 60
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from insitu.train.kernels import BLOCK

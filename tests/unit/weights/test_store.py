@@ -8,7 +8,8 @@ from safetensors import safe_open
 
 from insitu.kit.digest import digest_file
 from insitu.types import CorruptError, UsageError
-from insitu.weights.store import TensorBytes, WeightStore
+from insitu.weights.raw import TensorBytes, read_tensors, to_bf16, write_tensors
+from insitu.weights.store import WeightStore
 
 
 def tensors(seed: int) -> dict[str, TensorBytes]:
@@ -147,8 +148,67 @@ def test_a_full_disk_leaves_the_store_as_it_was(store: WeightStore, monkeypatch)
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("insitu.weights.store.os.fsync", full)
+    monkeypatch.setattr("insitu.weights.raw.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         store.publish(tensors(2), number=2, step=2)
     assert [p.name for p in store.folder.glob(".*")] == []
     assert store.latest() == version
+
+
+def test_later_versions_share_the_bases_tokenizer_file(store: WeightStore, base: Path):
+    folder = Path(store.publish(tensors(1), number=1, step=1).path)
+    first = (store.folder / "v000000/tokenizer.json").stat().st_ino
+    assert (folder / "tokenizer.json").stat().st_ino == first
+    assert (base / "tokenizer.json").stat().st_ino != first
+
+
+def test_adopting_a_model_rounds_it_to_bf16(tmp_path: Path, base: Path):
+    write_tensors(base / "model.safetensors", tensors(3))
+    store = WeightStore(tmp_path / "w")
+    assert store.is_empty
+    version = store.adopt(base)
+    assert not store.is_empty
+    assert version.number == 0
+    got = read_tensors(Path(version.path) / "model.safetensors")
+    assert {t.dtype for t in got.values()} == {"BF16"}
+    exact = np.frombuffer(tensors(3)["b"].data, dtype="<f4")
+    near = (np.frombuffer(got["b"].data, dtype="<u2").astype("<u4") << 16).view("<f4")
+    assert np.abs(near - exact).max() <= np.abs(exact).max() * 2**-8
+    assert json.loads((Path(version.path) / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_rounding_is_torchs():
+    torch = pytest.importorskip("torch")
+    values = np.array([1.0, 1.00390625, 1.01171875, -3.4e38, 1e-40, np.inf, np.nan], dtype="<f4")
+    values = np.concatenate([values, np.random.default_rng(0).normal(size=999).astype("<f4")])
+    ours = to_bf16(TensorBytes(dtype="F32", shape=values.shape, data=values.tobytes()))
+    theirs = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy().view("<u2")
+    mine = np.frombuffer(ours.data, dtype="<u2")
+    number = ~np.isnan(values)
+    assert (mine[number] == theirs[number]).all()
+    assert (mine[~number] & 0x7FFF > 0x7F80).all()
+
+
+def test_adopting_names_what_is_wrong(tmp_path: Path, base: Path):
+    store = WeightStore(tmp_path / "w")
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        store.adopt(tmp_path / "absent")
+    with pytest.raises(CorruptError, match=r"model\.safetensors: damaged"):
+        store.adopt(base)
+    (base / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"no model\.safetensors"):
+        store.adopt(base)
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (base / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CorruptError, match=r"model-00001-of-00002\.safetensors: missing shard"):
+        store.adopt(base)
+    assert store.is_empty
+
+
+def test_the_context_is_read_from_the_config(tmp_path: Path, base: Path, store: WeightStore):
+    with pytest.raises(CorruptError, match="max_position_embeddings"):
+        store.context_of(0)
+    (base / "config.json").write_text('{"max_position_embeddings": 2048}')
+    other = WeightStore(tmp_path / "w")
+    other.publish(tensors(0), number=0, step=0, side_files=base)
+    assert other.context_of(0) == 2048

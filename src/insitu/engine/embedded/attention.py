@@ -155,8 +155,7 @@ def _mask(rows: Tensor, start: int, end: int, window: int, dtype: torch.dtype) -
     hidden = columns > rows
     if window:
         hidden |= columns <= rows - window
-    shape = torch.broadcast_shapes(rows.shape, columns.shape)
-    return torch.zeros(shape, dtype=dtype, device=rows.device).masked_fill_(hidden, -math.inf)
+    return torch.where(hidden, -math.inf, 0.0).to(dtype)
 
 
 class KVStore:

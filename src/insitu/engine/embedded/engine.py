@@ -1,6 +1,7 @@
 """The embedded engine's front: asyncio outside, one torch thread inside."""
 
 import asyncio
+import os
 import queue
 import secrets
 import threading
@@ -22,10 +23,18 @@ from insitu.engine.embedded.shape import longest, read_config
 from insitu.engine.embedded.slots import Reuse, SlotTable
 from insitu.engine.embedded.weights import digest_folder, read_proven
 from insitu.kit.log import get_log
-from insitu.types import EngineError, PolicyVersion, TokenRequest, TokenResult, UsageError
+from insitu.types import (
+    CorruptError,
+    EngineError,
+    PolicyVersion,
+    TokenRequest,
+    TokenResult,
+    UsageError,
+)
 
 T = TypeVar("T")
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GRAIN = 64
 """Prompt tokens per piece in deterministic mode."""
 
@@ -80,11 +89,12 @@ class EmbeddedEngine:
 
         Args:
             model_dir: Hugging Face folder: `config.json` and safetensors.
-            policy: the version the folder holds; None: number 0, digest taken as it is.
+            policy: the version to begin with (weights from its own `path`); None: number 0,
+                from `model_dir`, its digest taken as it is.
             slots: sequences kept in memory at a time.
             context: longest sequence, prompt and sampled tokens together.
             dtype: of the weights; `auto` is float32 on a CPU and bfloat16 on a GPU.
-            threads: of torch, for this engine's thread.
+            threads: of torch, for this engine's thread; 0: one per core.
             chunk: prompt tokens computed in one step while other requests decode.
             deterministic: compute each request alone, so that its tokens and log-probabilities
                 are bitwise independent of what else runs.
@@ -95,18 +105,19 @@ class EmbeddedEngine:
 
         Raises:
             UsageError: a setting or the model's configuration does not fit.
-            EngineError: the weights are missing or not what `policy` says.
+            CorruptError: a shard is missing, or the weights are not what `policy` says.
         """
-        _check(model_dir, slots, context, threads, chunk)
+        _check(model_dir, slots, context, chunk)
         self._context = context
         where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         target = torch.device(where)
         kind = _dtype(dtype, target)
-        first = policy or PolicyVersion(
-            number=0, digest=digest_folder(model_dir), path=str(model_dir), step=0
-        )
+        first = policy or _as_it_is(model_dir)
         self._decoder: Decoder = make_decoder(model_dir, kind, target, generic=generic)
-        self._decoder.use(self._decoder.prepare(read_proven(first)))
+        try:
+            self._decoder.use(self._prepare(first))
+        except EngineError as e:
+            raise CorruptError(str(e), remedy="give a complete model folder") from e
         table = SlotTable(
             slots, context, reuse=reuse_across_versions, grain=GRAIN if deterministic else 0
         )
@@ -203,7 +214,7 @@ class _Worker:
     def __init__(self, batcher: Batcher, threads: int) -> None:
         self.batcher = batcher
         self.busy_s = 0.0
-        self._threads = threads
+        self._threads = threads or os.cpu_count() or 1
         self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Swap | _Stop] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._ended: str = ""
@@ -290,18 +301,26 @@ def _settle(answer: asyncio.Future[T], outcome: T | EngineError) -> None:
         answer.set_result(outcome)
 
 
+def _as_it_is(folder: Path) -> PolicyVersion:
+    """The folder's weights as version 0."""
+    try:
+        return PolicyVersion(number=0, digest=digest_folder(folder), path=str(folder), step=0)
+    except EngineError as e:
+        raise CorruptError(str(e), remedy="give a complete model folder") from e
+
+
 def _dtype(name: Dtype, device: torch.device) -> torch.dtype:
     """On CPUs bfloat16 weights are faster at large batches only, and cost log-probabilities
     a thousand times as far from the trainer's; so `auto` keeps float32 there."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name not in ("float32", "bfloat16"):
-        raise UsageError(f"unknown dtype {name}", remedy="use auto, float32 or bfloat16")
-    return torch.float32 if name == "float32" else torch.bfloat16
+    if name not in DTYPES:
+        raise UsageError(f"unknown dtype {name}", remedy=f"use auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
-def _check(model_dir: Path, slots: int, context: int, threads: int, chunk: int) -> None:
-    for name, value in (("slots", slots), ("threads", threads), ("chunk", chunk)):
+def _check(model_dir: Path, slots: int, context: int, chunk: int) -> None:
+    for name, value in (("slots", slots), ("chunk", chunk)):
         if value < 1:
             raise UsageError(f"{name} is {value}", remedy="give at least 1")
     limit = longest(read_config(model_dir))

@@ -11,7 +11,7 @@ _PACKED_UP_TO = 64
 
 def _pack(weight: Tensor) -> Tensor | None:
     """`weight` in oneDNN's blocked layout, where this build of torch offers it."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_UP_TO)

@@ -84,7 +84,7 @@ def _truncate(
 ) -> Tensor:
     """`logits` [rows, vocab] with -inf outside each row's top-k and nucleus."""
     vocab = logits.shape[1]
-    ordered, order = logits.sort(-1, descending=True, stable=True)
+    ordered, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     keep = torch.from_numpy(np.where(top_k > 0, top_k, vocab)).to(logits.device)[:, None]
     ordered.masked_fill_(torch.arange(vocab, device=logits.device) >= keep, -torch.inf)
     p = ordered.softmax(-1)

@@ -82,8 +82,8 @@ class SlotTable:
             if others[best] < kept + MIN_GAIN:
                 return Place(own, kept)
             return Place(own, int(others[best]), best)
-        target = self._oldest(best)
         reused = int(others[best])
+        target = self._oldest(spare=best if reused >= MIN_GAIN else -1)
         if target == best or reused < MIN_GAIN:
             return Place(target, int(others[target]))
         return Place(target, reused, best)
@@ -161,4 +161,5 @@ def _leading(same: npt.NDArray[np.bool_], bound: npt.NDArray[np.int64]) -> npt.N
     if same.shape[1] == 0:
         return np.zeros(len(same), dtype=np.int64)
     first = np.where(same.all(1), same.shape[1], (~same).argmax(1))
-    return np.minimum(first, bound)
+    out: npt.NDArray[np.int64] = np.minimum(first, bound)
+    return out

@@ -1,6 +1,6 @@
 """A dialect: one public model API, translated to and from what the gateway understands.
 
-    body ──read──► Ask ──(session, engine)──► Answer ──answer / stream──► body or events
+    body ──read──► Ask ──(session, engine)──► Reply ──answer / stream──► body or events
 
 A dialect knows nothing of sessions, tokens or engines, and the gateway knows nothing of wire
 formats: whatever goes wrong is a `RequestError`, put into the dialect's own words by `error`.
@@ -72,7 +72,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Reply:
     """A sampled turn on its way back to the product."""
 
     call_id: str
@@ -105,11 +105,11 @@ class Dialect(Protocol):
         """
         ...
 
-    def answer(self, answer: Answer) -> bytes:
+    def answer(self, answer: Reply) -> bytes:
         """The body of the response."""
         ...
 
-    def stream(self, answer: Answer, ask: Ask) -> Iterator[bytes]:
+    def stream(self, answer: Reply, ask: Ask) -> Iterator[bytes]:
         """The answer as server-sent events."""
         ...
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from insitu.gateway.dialects.base import Answer, Ask, Cause, RequestError
+from insitu.gateway.dialects.base import Ask, Cause, Reply, RequestError
 from insitu.render.turns import ParsedTurn
 
 _ROLES: Final = {
@@ -89,7 +89,7 @@ class ChatDialect:
             ignored=(*sorted(data.keys() - _USED), *unheld),
         )
 
-    def answer(self, answer: Answer) -> bytes:
+    def answer(self, answer: Reply) -> bytes:
         """A `chat.completion` object."""
         message = {"refusal": None} | self.message(answer.turn)
         if not message["content"] and answer.turn.tool_calls:
@@ -103,7 +103,7 @@ class ChatDialect:
         head = _head(answer, "chat.completion")
         return json.dumps(head | {"choices": [choice], "usage": _usage(answer)}).encode()
 
-    def stream(self, answer: Answer, ask: Ask) -> Iterator[bytes]:
+    def stream(self, answer: Reply, ask: Ask) -> Iterator[bytes]:
         """`chat.completion.chunk` events: role, text, each tool call, the finish, the usage."""
         head = _head(answer, "chat.completion.chunk")
 
@@ -161,7 +161,7 @@ def _tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def _head(answer: Answer, kind: str) -> dict[str, Any]:
+def _head(answer: Reply, kind: str) -> dict[str, Any]:
     # Hashed: an episode's name is none of the product's business.
     name = hashlib.blake2b(answer.call_id.encode(), digest_size=14).hexdigest()
     return {
@@ -173,7 +173,7 @@ def _head(answer: Answer, kind: str) -> dict[str, Any]:
     }
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _usage(answer: Reply) -> dict[str, Any]:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.sampled_tokens,
@@ -182,7 +182,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _finish_reason(answer: Answer) -> str:
+def _finish_reason(answer: Reply) -> str:
     if answer.finish == "stop" and answer.turn.tool_calls:
         return "tool_calls"
     return answer.finish

@@ -1,0 +1,220 @@
+"""The steps of a build, each of which leaves a file behind and resumes from it."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+from insitu.kit.atomic import write_atomic
+from insitu.kit.codec import from_json, to_json
+from insitu.tasks.bench import Bench
+from insitu.tasks.environment import build_environment
+from insitu.tasks.layout import read_source
+from insitu.tasks.leaks import sweep_environment, sweep_tree
+from insitu.tasks.runner import Worker
+from insitu.tasks.source import PackageSpec, Source, fetch
+from insitu.tasks.survey import Survey, Target, survey, targets
+from insitu.tasks.trials import Trial, try_function
+from insitu.tasks.validate import Validation, validate
+from insitu.types import TaskError
+
+_CHUNK = 25
+"""Functions that one worker handles before it makes room for another."""
+
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Package:
+    """A package that is ready to be broken."""
+
+    spec: PackageSpec
+    source: Source
+    base: Path
+    env: Path
+    survey: Survey
+    targets: tuple[Target, ...]
+
+    def worker(self) -> Worker:
+        """A worker on a copy of its tree."""
+        return Worker(self.base, self.env, self.source.import_root)
+
+    def text(self, path: str) -> str:
+        """A file of its tree, line ends untouched."""
+        return read_source(self.base / path)
+
+
+def prepare(folder: Path, spec: PackageSpec, *, most_tests: int) -> Package:
+    """Fetch a package, build its environment and run its tests; reuses what is there.
+
+    Raises:
+        TaskError: the package cannot be used.
+    """
+    source = fetch(spec, folder / "bases")
+    base = folder / "bases" / source.base
+    env = build_environment(source, folder / "envs")
+    finds = [*sweep_tree(base), *sweep_environment(env, source.packages)]
+    if finds:
+        raise TaskError(f"{source.base}: a copy of the intact code is in reach: {finds[0]}")
+    record = folder / "work" / source.base / "survey.json"
+    question = json.dumps([source.digest, env.name, asdict(spec)])
+    found = _kept(record, question)
+    if found is None:
+        with Worker(base, env, source.import_root) as worker:
+            found = survey(source, spec, base, worker)
+        text = json.dumps({"question": question, "survey": to_json(found).decode()})
+        write_atomic(record, text)
+    places = targets(base, source, found, most_tests=most_tests)
+    return Package(
+        spec=spec, source=source, base=base, env=env, survey=found, targets=tuple(places)
+    )
+
+
+def _kept(record: Path, question: str) -> Survey | None:
+    if not record.is_file():
+        return None
+    value = json.loads(record.read_text())
+    return from_json(Survey, value["survey"]) if value["question"] == question else None
+
+
+class Lines:
+    """A file of JSON lines that several threads add to. A torn last line is dropped on reading."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def read(self) -> Iterator[dict[str, str]]:
+        """The whole lines."""
+        if not self._path.is_file():
+            return
+        for line in self._path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+    def add(self, value: dict[str, str]) -> None:
+        """Add one line."""
+        line = json.dumps(value).encode() + b"\n"
+        with self._lock, self._path.open("ab+") as f:
+            f.seek(0, 2)
+            if f.tell():
+                f.seek(-1, 2)
+                if f.read(1) != b"\n":
+                    line = b"\n" + line
+            f.write(line)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialPlan:
+    """How functions are broken."""
+
+    tries: int
+    fewest: int
+    seed: int
+    forbidden: frozenset[tuple[str, str, str]]
+    """Base, path and name of functions that stand in another set."""
+
+
+def trial_jobs(
+    folder: Path, package: Package, plan: TrialPlan, tick: Tick
+) -> tuple[list[Trial], list[Callable[[], list[Trial]]]]:
+    """What is known already, and the jobs that find out the rest; each job adds to the file."""
+    name = package.source.base
+    question = f"{package.source.digest[:16]} {plan.tries} {plan.fewest} {plan.seed}"
+    lines = Lines(folder / "work" / name / "trials.jsonl")
+    known: list[Trial] = []
+    done = set()
+    for line in lines.read():
+        if line.get("question") == question:
+            done.add((line["path"], line["qualname"]))
+            known += [from_json(Trial, t) for t in json.loads(line["trials"])]
+    rest = [
+        t
+        for t in package.targets
+        if (t.path, t.qualname) not in done and (name, t.path, t.qualname) not in plan.forbidden
+    ]
+
+    def job(chunk: Sequence[Target]) -> list[Trial]:
+        found: list[Trial] = []
+        with package.worker() as worker:
+            worker.warm(sorted({t.tests[0].split("::")[0] for t in chunk}))
+            for target in chunk:
+                text = package.text(target.path)
+                trials = try_function(
+                    name,
+                    text,
+                    target,
+                    worker,
+                    tries=plan.tries,
+                    fewest=plan.fewest,
+                    seed=plan.seed,
+                )
+                lines.add(
+                    {
+                        "question": question,
+                        "path": target.path,
+                        "qualname": target.qualname,
+                        "trials": json.dumps([to_json(t).decode() for t in trials]),
+                    }
+                )
+                found += trials
+                tick(1)
+        return found
+
+    rest.sort(key=lambda t: (t.tests[0].split("::")[0], t.path, t.first_line))
+    groups = groupby(rest, key=lambda t: t.tests[0].split("::")[0])
+    chunks = [c for _, group in groups for c in _chunks(list(group))]
+    return known, [lambda c=c: job(c) for c in chunks]  # type: ignore[misc]
+
+
+def _chunks(items: list[Target]) -> list[list[Target]]:
+    return [items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK)]
+
+
+def validation_jobs(
+    folder: Path,
+    packages: dict[str, Package],
+    chosen: Sequence[Trial],
+    tick: Tick,
+    *,
+    candidates: bool,
+) -> tuple[dict[str, Validation], list[Callable[[], list[Validation]]]]:
+    """As `trial_jobs`, for the chosen bugs."""
+    lines = Lines(folder / "work" / "validated.jsonl")
+    question = "candidates" if candidates else "plain"
+    known = {
+        line["key"]: from_json(Validation, line["validation"])
+        for line in lines.read()
+        if line.get("question") == question
+    }
+
+    def job(package: Package, trials: Sequence[Trial]) -> list[Validation]:
+        found = []
+        places = (package.base, package.env)
+        called = set(package.survey.at_import)
+        with package.worker() as worker:
+            worker.warm(sorted({t.failing[0].split("::")[0] for t in trials}))
+            for trial in trials:
+                text = package.text(trial.path)
+                bench = Bench(worker, text, trial, at_import=(trial.path, trial.qualname) in called)
+                result = validate(trial, bench, places, candidates=candidates)
+                value = {"question": question, "key": trial.key}
+                lines.add({**value, "validation": to_json(result).decode()})
+                found.append(result)
+                tick(1)
+        return found
+
+    def place(trial: Trial) -> tuple[str, str]:
+        return trial.base, trial.failing[0].split("::")[0]
+
+    rest = sorted((t for t in chosen if t.key not in known), key=place)
+    jobs: list[Callable[[], list[Validation]]] = []
+    for (base, _), group in groupby(rest, key=place):
+        trials = list(group)
+        for at in range(0, len(trials), _CHUNK):
+            part = trials[at : at + _CHUNK]
+            jobs.append(lambda b=base, p=part: job(packages[b], p))  # type: ignore[misc]
+    return {k: known[k] for k in (t.key for t in chosen) if k in known}, jobs

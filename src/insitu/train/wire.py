@@ -1,0 +1,42 @@
+"""What the trainer's server and its client say to each other: JSON over HTTP."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from insitu.types import Sample
+
+STEP = "/step"
+PUBLISH = "/publish"
+SAVE = "/save"
+RESUME = "/resume"
+STATUS = "/status"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRequest:
+    """One optimiser step."""
+
+    number: int | None
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """Where a checkpoint lies."""
+
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resumed:
+    """The version after a resume."""
+
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Body of every answer that is not a success."""
+
+    kind: Literal["refused", "failed"]
+    message: str
