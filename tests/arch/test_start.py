@@ -59,7 +59,7 @@ for name in {names!r}:
         importlib.import_module(name)
     except BaseException as e:
         failed.append(f"{{name}}: {{type(e).__name__}}: {{e}}")
-sys.exit("\\n".join(failed))
+sys.exit("\\n".join(failed) or 0)
 """
 
 

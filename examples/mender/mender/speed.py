@@ -48,7 +48,7 @@ def remember_compiled(cache: Path, test: str) -> None:
     from _pytest.assertion import rewrite
 
     compile_source = SourceFileLoader.source_to_code
-    rewrite_test = getattr(rewrite, "_rewrite_test", None)  # not in every pytest
+    rewrite_test: Any = getattr(rewrite, "_rewrite_test", None)  # not in every pytest
 
     def source_to_code(self: Any, data: Any, path: Any, **options: Any) -> Any:
         if not isinstance(data, bytes) or options:
@@ -61,7 +61,7 @@ def remember_compiled(cache: Path, test: str) -> None:
         return None, code  # in the first place stands what only writing bytecode needs
 
     SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign]
-    if rewrite_test is not None:
+    if callable(rewrite_test):
         rewrite._rewrite_test = rewritten  # type: ignore[assignment]
 
 

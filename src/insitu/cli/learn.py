@@ -58,15 +58,20 @@ def midtrain_verb(recipe: Recipe, overrides: Overrides = None) -> None:
 def demo_verb(overrides: Overrides = None) -> None:
     """Run the whole loop on this machine.
 
-    Evaluates on held-out tasks, trains by RL, evaluates again and reports.
+    Evaluates on held-out tasks, trains by RL, evaluates again and reports. What an earlier
+    demo left is reused.
 
     \b
     Example:
       insitu demo
     """
-    from insitu.cli.progress import Bar
-    from insitu.flows.demo import run_demo
+    from rich.console import Console
 
+    from insitu.cli.progress import Bar
+    from insitu.flows.demo import prepare_demo, run_demo
+
+    # The builder draws its own progress, so it runs before the bar.
+    prepare_demo(console=Console(stderr=True))
     with Bar() as progress:
         lines = run_demo(overrides or (), progress=progress)
     for line in lines:

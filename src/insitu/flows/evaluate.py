@@ -26,6 +26,7 @@ def run_eval(config: Config, *, progress: Progress) -> list[str]:
                     heldout,
                     eval_id=f"heldout-{'greedy' if settings.greedy else 'sampled'}",
                     label="greedy" if settings.greedy else "sampled",
+                    policy=services.store.get(0),
                     sampling=replace(services.sampling, temperature=temperature),
                     attempts=1 if settings.greedy else settings.attempts,
                     progress=progress,

@@ -1,4 +1,4 @@
-"""Evaluate the policy that the engine serves on a suite of tasks, and note it in the ledger."""
+"""Evaluate a policy on a suite of tasks, and note it in the ledger."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,11 +12,11 @@ from insitu.flows.services import Services
 from insitu.ledger.ledger import Ledger
 from insitu.ledger.recovery import OpenGroup, recover
 from insitu.rollout.episode import Attempt
-from insitu.types import Episode, EpisodeEnd, Group, Sampling, Task
+from insitu.types import Episode, EpisodeEnd, Group, PolicyVersion, Sampling, Task
 
 BEHAVIOURS: Mapping[str, str] = {
     "tests before editing": "tested_before_edit",
-    "repeats a failed edit": "repeats_edit",
+    "repeats a failed edit": "repeated_edits",
     "finishes once the test passes": "finished_after_pass",
 }
 """What the report calls a behaviour → the signal that tells it."""
@@ -40,17 +40,18 @@ async def evaluate_policy(
     *,
     eval_id: str,
     label: str,
+    policy: PolicyVersion,
     sampling: Sampling,
     attempts: int,
     progress: Progress,
 ) -> EvalResult:
-    """Run the suite, or what an interrupted evaluation of the same name left of it."""
+    """Have the engine serve `policy` and run the suite, or what an interrupted one left of it."""
     ledger = services.ledger
     if (known := read_result(ledger, eval_id)) is not None:
         progress.say(f"{label}: {known.rate.value:.1%}, reused from the ledger")
         return known
-    version = (await services.engine.status()).version
-    ledger.start_eval(eval_id, suite="heldout", version=version, label=label)
+    await services.engine.load(policy)
+    ledger.start_eval(eval_id, suite="heldout", version=policy.number, label=label)
     suite = _Suite(services, eval_id, sampling, attempts)
     progress.stage(label, len(tasks) * attempts)
     passed: list[bool] = []

@@ -3,27 +3,35 @@
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from insitu.config.midtrain import SourceConfig
 from insitu.config.tree import Config
-from insitu.train.midtrain import MidtrainResult, MidtrainSpec, midtrain
-from insitu.train.model import Shape
-from insitu.train.optimiser import AdamSpec
 from insitu.train.token_sets import Source
 
+if TYPE_CHECKING:
+    from insitu.train.midtrain import MidtrainResult, MidtrainSpec
 
-def run_midtrain(config: Config, *, progress: bool = True) -> MidtrainResult:
+
+def run_midtrain(config: Config, *, progress: bool = True) -> "MidtrainResult":
     """Train what `[midtrain]` describes, or go on with it; the run's folder is its result's.
 
     Raises:
         UsageError: a token set or the model cannot be used.
     """
     config.require("midtrain.train")
+    # Here and not above: this loads torch.
+    from insitu.train.midtrain import midtrain
+
     return midtrain(midtrain_spec(config), progress=progress)
 
 
-def midtrain_spec(config: Config) -> MidtrainSpec:
+def midtrain_spec(config: Config) -> "MidtrainSpec":
     """The recipe as the trainer takes it; starts from `policy.model`, or from nothing."""
+    from insitu.train.midtrain import MidtrainSpec
+    from insitu.train.model import Shape
+    from insitu.train.optimiser import AdamSpec
+
     section = config.midtrain
     return MidtrainSpec(
         out=str(Path(config.run.folder) / (config.run.name or "midtrain")),

@@ -1,8 +1,8 @@
 """The ledger: what happened in a run, written once.
 
 Every method that writes is one transaction, safe from a kill when it returns (`schema` says
-which are safe from a power cut as well). So a controller killed
-between any two statements leaves a state from which `recovery.recover` goes on:
+which are safe from a power cut as well). So a controller killed between any two statements
+leaves a state from which `recovery.recover` goes on:
 
     start_episode ─► (the attempt runs) ─► EpisodeStore.write_episode ─► end_episode
     open_group ─► … ─► EpisodeStore.write_group ─► ready_group ─► plan_step ─► finish_step

@@ -204,12 +204,13 @@ def _become_bwrap(
         os.dup2(stdio, 0)
         os.dup2(stdio, 1)
         os.dup2(errors, 2)
-        for fd in passed.values():
+        sys_.close_from(3, at_execve=True)
+        for fd in passed.values():  # bubblewrap closes these itself
             os.set_inheritable(fd, True)
         os.setsid()
+        sys_.drop_bounding(last)
         if os.getuid() == 0:
             os.setgroups([])
-            sys_.drop_bounding(last)
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
         sys_.clear_capabilities()

@@ -16,9 +16,10 @@ import contextlib
 import itertools
 import os
 import platform
+import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ _KILLED = 137
 _TIMED_OUT = 124
 _KILL_S = 10.0
 _MIN_KERNEL = (5, 12)
+_MIN_KERNEL_USER = (6, 6)  # user attributes on tmpfs, which overlays without root need
 
 
 class BubblewrapSandbox:
@@ -55,7 +57,7 @@ class BubblewrapSandbox:
         self._forwards: list[ForwardServer] = []
         self._owner: int | None = None
         self._gone: asyncio.Task[None] | None = None
-        self._on_gone: list[Any] = []
+        self._on_gone: list[Callable[[], None]] = []
 
     async def attach(self, answer: Answer, owner: int | None) -> None:
         """Take over the descriptors that the launcher sent for this sandbox."""
@@ -99,7 +101,7 @@ class BubblewrapSandbox:
         try:
             with _stdin(stdin) as source:
                 fds = [source, *capture.writers, *(group.joins if group else ())]
-                future = self._channel.send(request, fds)
+                future = await self._channel.send(request, fds)
             capture.started()
             answer, timed_out = await self._wait(future, group, timeout_s)
         finally:
@@ -200,7 +202,7 @@ class BubblewrapSandbox:
             for callback in self._on_gone:
                 callback()
 
-    def when_gone(self, callback: Any) -> None:
+    def when_gone(self, callback: Callable[[], None]) -> None:
         """Call `callback` once after the sandbox is destroyed."""
         self._on_gone.append(callback)
 
@@ -308,6 +310,7 @@ class BubblewrapBackend:
         dead = [g for g in self._driver.groups() if not cgroups.owner_lives(g.partition("/")[0])]
         for group in dead:
             await asyncio.to_thread(self._driver.remove, group)
+        self._driver.remove_owners()
         return len(dead)
 
     async def close(self) -> None:
@@ -329,9 +332,12 @@ def _machine_problems(bwrap: Path | None) -> list[str]:
     if platform.system() != "Linux":
         return [f"bubblewrap needs Linux, this is {platform.system()}"]
     problems = [] if bwrap else [_NO_BWRAP]
-    release = platform.release().split(".")
-    if tuple(int(x) for x in release[:2] if x.isdigit()) < _MIN_KERNEL:
-        problems.append(f"Linux {platform.release()} is too old: 5.12 or newer is needed")
+    release = tuple(int(x) for x in re.findall(r"\d+", platform.release())[:2])
+    needed = _MIN_KERNEL if os.getuid() == 0 else _MIN_KERNEL_USER
+    if release < needed:
+        who = "as root" if os.getuid() == 0 else "without root (5.12 as root)"
+        text = f"{needed[0]}.{needed[1]} or newer is needed {who}"
+        problems.append(f"Linux {platform.release()} is too old: {text}")
     if not seccomp.supported():
         problems.append(f"no seccomp filter for {platform.machine()}: use x86_64 or aarch64")
     for name, remedy in (
@@ -382,7 +388,7 @@ def _create_request(sandbox_id: str, uid: int, spec: SandboxSpec) -> dict[str, A
 
 
 @contextlib.contextmanager
-def _stdin(data: bytes) -> Any:
+def _stdin(data: bytes) -> Iterator[int]:
     """A descriptor to read `data` from."""
     if data:
         fd = os.memfd_create("stdin", os.MFD_CLOEXEC)

@@ -44,6 +44,10 @@ class Driver(Protocol):
         """Kill what runs in the group `name` and remove it, with all below it."""
         ...
 
+    def remove_owners(self) -> None:
+        """Remove the empty groups of owners that no longer live."""
+        ...
+
 
 class BoxGroup:
     """The control groups of one sandbox; `tops` are its folders, the first tracks execs."""
@@ -149,6 +153,11 @@ class V1Driver:
             _remove_tree(root / name)
             _remove_empty((root / name).parent)
 
+    def remove_owners(self) -> None:
+        """See `Driver`."""
+        for root in self._roots.values():
+            _remove_dead(root)
+
 
 class V2Driver:
     """The unified hierarchy: the nearest group, from our own upwards, that can hold ours."""
@@ -190,6 +199,11 @@ class V2Driver:
         if self._base:
             _remove_tree(self._base / name)
             _remove_empty((self._base / name).parent)
+
+    def remove_owners(self) -> None:
+        """See `Driver`."""
+        if self._base:
+            _remove_dead(self._base)
 
 
 def find_driver() -> Driver | None:
@@ -280,6 +294,13 @@ def _remove_tree(top: Path) -> None:
                 time.sleep(0.0005 * min(attempt + 1, 20))
         else:
             _log.warning("control group %s could not be removed", folder)
+
+
+def _remove_dead(root: Path) -> None:
+    with contextlib.suppress(OSError):
+        for owner in root.iterdir():
+            if owner.is_dir() and not owner_lives(owner.name):
+                _remove_empty(owner)
 
 
 def _remove_empty(folder: Path) -> None:

@@ -15,6 +15,7 @@ from insitu.sandbox.launcher import MAX_FDS, MESSAGE
 from insitu.types import SandboxError
 
 START_S = 30.0
+_BUSY_S = 0.002
 
 
 class Answer:
@@ -69,10 +70,11 @@ class Channel:
         Raises:
             SandboxError: the launcher is gone or answered with an error.
         """
-        future = self.send(request, fds)
-        return await future
+        return await (await self.send(request, fds))
 
-    def send(self, request: dict[str, Any], fds: Sequence[int] = ()) -> "asyncio.Future[Answer]":
+    async def send(
+        self, request: dict[str, Any], fds: Sequence[int] = ()
+    ) -> "asyncio.Future[Answer]":
         """Send one request; the future is its answer.
 
         Raises:
@@ -85,12 +87,18 @@ class Channel:
         if not self.alive:
             raise SandboxError("the sandbox launcher is gone")
         future: asyncio.Future[Answer] = self.loop.create_future()
-        self._waiting[self._next] = future
-        try:
-            socket.send_fds(self._socket, [data], list(fds))
-        except OSError as e:
-            del self._waiting[self._next]
-            raise SandboxError(f"the sandbox launcher does not take requests: {e}") from e
+        number = self._next
+        self._waiting[number] = future
+        while self.alive:
+            try:
+                socket.send_fds(self._socket, [data], list(fds))
+            except BlockingIOError:  # many requests at once: it is busy with earlier ones
+                await asyncio.sleep(_BUSY_S)
+            except OSError as e:
+                self._waiting.pop(number, None)
+                raise SandboxError(f"the sandbox launcher does not take requests: {e}") from e
+            else:
+                break
         return future
 
     def _receive(self) -> None:

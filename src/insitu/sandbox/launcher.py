@@ -48,6 +48,8 @@ class Launcher:
         self._boxes: dict[str, assemble.Box] = {}
         self._running: dict[int, Running] = {}
         self._leaving: dict[int, tuple[int, assemble.Box]] = {}
+        self._dead: set[int] = set()
+        """Processes of live boxes' bubblewraps that ended by themselves and were reaped."""
         self._maps = nest.IdMaps()
         self._home = enter.Home()
         self._code = seccomp.filter_program() if use_seccomp else b""
@@ -130,11 +132,12 @@ class Launcher:
     def _destroy(self, request: dict[str, Any]) -> None:
         box = self._boxes.pop(request["id"])
         self._kill(box)
-        if _is_child(box.bwrap):
+        if box.bwrap in self._dead:
+            self._dead.discard(box.bwrap)
+            self._finish(request["n"], box)
+        else:
             self._leaving[box.bwrap] = (request["n"], box)
             self._collect()
-        else:
-            self._finish(request["n"], box)
 
     def _finish(self, number: int, box: assemble.Box) -> None:
         _close(box)
@@ -160,6 +163,8 @@ class Launcher:
                 self._ended(self._running.pop(pid), status, usage.ru_utime + usage.ru_stime)
             elif pid in self._leaving:
                 self._finish(*self._leaving.pop(pid))
+            elif any(box.bwrap == pid for box in self._boxes.values()):
+                self._dead.add(pid)
 
     def _ended(self, run: Running, status: int, cpu_s: float) -> None:
         try:
@@ -195,13 +200,6 @@ class Launcher:
 def _close(box: assemble.Box) -> None:
     os.close(box.pidfd)
     box.holder.close()
-
-
-def _is_child(pid: int) -> bool:
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None or True
-    except ChildProcessError:
-        return False
 
 
 def _members(box: assemble.Box) -> list[int]:

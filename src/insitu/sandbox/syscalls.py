@@ -44,7 +44,7 @@ _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _NR_OPEN_TREE, _NR_MOVE_MOUNT, _NR_OPENAT2, _NR_MOUNT_SETATTR = 428, 429, 437, 442
 _NR_PIVOT_ROOT = 41 if platform.machine() == "aarch64" else 155
-_NR_CLOSE_RANGE = 436
+_NR_CLOSE_RANGE, _CLOSE_RANGE_CLOEXEC = 436, 4
 _NR_CAPSET = 91 if platform.machine() == "aarch64" else 126
 
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 4, 24, 38, 22
@@ -159,14 +159,14 @@ def openat2(folder: int, path: str, flags: int, *, resolve: int, mode: int = 0) 
             raise OSError(code, os.strerror(code), path)
 
 
-def close_from(first: int) -> None:
-    """Close every file descriptor from `first` on."""
+def close_from(first: int, *, at_execve: bool = False) -> None:
+    """Close every file descriptor from `first` on, now or when another program is started."""
     _syscall(
         "close_range",
         _NR_CLOSE_RANGE,
         ctypes.c_uint(first),
         ctypes.c_uint(0xFFFFFFFF),
-        ctypes.c_uint(0),
+        ctypes.c_uint(_CLOSE_RANGE_CLOEXEC if at_execve else 0),
     )
 
 

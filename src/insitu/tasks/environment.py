@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from insitu.kit.atomic import atomic_folder
@@ -10,6 +11,7 @@ from insitu.kit.digest import digest_bytes
 from insitu.tasks.source import Source
 from insitu.types import TaskError
 
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _ALWAYS = ("pytest>=8",)
 
 
@@ -23,16 +25,14 @@ def build_environment(source: Source, envs: Path) -> Path:
         TaskError: a requirement cannot be installed, or one of them brings the package itself.
     """
     needs = sorted({*_ALWAYS, *source.requires})
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    digest = digest_bytes(version.encode(), *[n.encode() for n in needs])[:16]
-    target = envs / digest
+    target = envs / environment_name(source.requires)
     if not target.is_dir():
         with atomic_folder(target) as folder:
             _run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)], source)
             packages = str(site_packages(folder))
             install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", packages]
             _run([*install, "--disable-pip-version-check", "--upgrade", *needs], source)
-            (folder / "insitu-env.json").write_text(json.dumps({"python": version, "needs": needs}))
+            (folder / "insitu-env.json").write_text(json.dumps({"python": _VERSION, "needs": needs}))
     for name in source.packages:
         site = site_packages(target)
         if (site / name).exists() or (site / f"{name}.py").exists():
@@ -44,10 +44,15 @@ def build_environment(source: Source, envs: Path) -> Path:
     return target
 
 
+def environment_name(requires: Iterable[str]) -> str:
+    """Name of the folder under `envs` for these requirements and this version of Python."""
+    needs = sorted({*_ALWAYS, *requires})
+    return digest_bytes(_VERSION.encode(), *[n.encode() for n in needs])[:16]
+
+
 def site_packages(env: Path) -> Path:
     """Where an environment's packages are."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return env / "lib" / version / "site-packages"
+    return env / "lib" / f"python{_VERSION}" / "site-packages"
 
 
 def _run(command: list[str], source: Source) -> None:

@@ -36,7 +36,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 import pytest
@@ -92,7 +92,7 @@ class Recorder:
         sys.settrace(self._note_call)
         yield
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
         places = ((self._relative(path), line) for path, line in self._entered)
         self.functions[name] = sorted(p for p in places if p[0])
 
@@ -116,12 +116,13 @@ class Recorder:
         yield
         if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
             return
-        frames, entry = [], call.excinfo.tb
+        frames = []
+        entry: TracebackType | None = call.excinfo.tb
         while entry is not None:
             path = self._relative(entry.tb_frame.f_code.co_filename)
             if path:
                 frames.append([path, entry.tb_lineno])
-            entry = entry.tb_next  # type: ignore[assignment]
+            entry = entry.tb_next
         try:
             text = str(call.excinfo.value)
         except Exception as broken:  # noqa: BLE001 (a mutated package may break __str__)
@@ -158,12 +159,16 @@ class Server(Recorder):
     def __init__(self, root: str, requests: int, replies: int) -> None:
         super().__init__(root, False)
         self._requests, self._replies = requests, replies
-        self._bodies: dict[tuple[str, int, str], list[FunctionType]] = {}
+        self._known: dict[tuple[str, str], list[FunctionType]] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Answer until the pipe closes."""
         items = {item.nodeid: item for item in session.items}
+        for f in gc.get_objects():  # before freezing, which hides them
+            if type(f) is FunctionType and f.__code__.co_filename.startswith(self.root):
+                key = (f.__code__.co_filename, f.__code__.co_name)
+                self._known.setdefault(key, []).append(f)
         _settle()
         _send(self._replies, {**self.reply(0), "status": "done", "wall": 0.0})
         for line in os.fdopen(self._requests, "rb"):
@@ -190,14 +195,11 @@ class Server(Recorder):
         path, line, name = self.root + request["path"], request["line"], request["name"]
         found = [
             f
-            for f in gc.get_objects()
-            if type(f) is FunctionType
-            and f.__code__.co_filename == path
-            and f.__code__.co_name == name
-            and request["first"] <= f.__code__.co_firstlineno <= line
+            for f in self._known.get((path, name), ())
+            if request["first"] <= f.__code__.co_firstlineno <= line
         ]
-        if not found or not request["stub"]:
-            return bool(found)
+        if not found:
+            return False
         flags = found[0].__code__.co_flags & _FUTURE
         code = _find(compile(request["stub"], path, "exec", flags, dont_inherit=True), name, line)
         if code is None:

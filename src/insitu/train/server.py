@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 import uvicorn
@@ -31,10 +31,12 @@ from insitu.kit.log import get_log, setup_log
 from insitu.ledger.run_folder import RunFolder
 from insitu.train import wire
 from insitu.train.base import TrainerStatus
-from insitu.train.optimiser import AdamSpec
-from insitu.train.trainer import Trainer, TrainerSpec
 from insitu.types import StepReport, TrainError, UsageError
 from insitu.weights.store import WeightStore
+
+if TYPE_CHECKING:
+    # Read when they are needed: torch takes seconds, and bad arguments are told at once.
+    from insitu.train.trainer import Trainer, TrainerSpec
 
 T = TypeVar("T")
 _log = get_log("train")
@@ -44,7 +46,9 @@ _PARENT_POLL_S = 0.5
 class TrainerApp:
     """The trainer's routes."""
 
-    def __init__(self, trainer: Trainer, store: WeightStore, checkpoints: Path, token: str) -> None:
+    def __init__(
+        self, trainer: "Trainer", store: WeightStore, checkpoints: Path, token: str
+    ) -> None:
         """An empty `token` refuses everybody."""
         self._trainer, self._store, self._checkpoints = trainer, store, checkpoints
         self._expected = f"Bearer {token}".encode() if token else b""
@@ -128,8 +132,11 @@ def _json(status: int, value: object) -> Response:
     return Response(to_json(value), status_code=status, media_type="application/json")
 
 
-def trainer_spec(config: Config, base: str) -> TrainerSpec:
+def trainer_spec(config: Config, base: str) -> "TrainerSpec":
     """What the recipe says of the RL step, for the base policy in the folder `base`."""
+    from insitu.train.optimiser import AdamSpec
+    from insitu.train.trainer import TrainerSpec
+
     c = config.train
     if c.device not in ("auto", "cpu"):
         raise UsageError(f"train.device {c.device!r}: the trainer runs on the CPU", remedy="auto")
@@ -152,7 +159,7 @@ def trainer_spec(config: Config, base: str) -> TrainerSpec:
     )
 
 
-def open_trainer(folder: RunFolder) -> tuple[Trainer, WeightStore]:
+def open_trainer(folder: RunFolder) -> tuple["Trainer", WeightStore]:
     """A run's trainer where its newest whole checkpoint left it, and the run's weight store.
 
     Raises:
@@ -160,6 +167,8 @@ def open_trainer(folder: RunFolder) -> tuple[Trainer, WeightStore]:
     """
     store = WeightStore(folder.weights)
     base = store.verify(0)
+    from insitu.train.trainer import Trainer
+
     trainer = Trainer(trainer_spec(load_config(folder.config), base.path))
     version = trainer.resume(folder.checkpoints)
     if version not in store.numbers():

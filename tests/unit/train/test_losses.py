@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from insitu.train.losses import OBJECTIVES, TokenStats, dppo_tv, double_sided_is, open_objective
+from insitu.train.losses import OBJECTIVES, TokenStats, double_sided_is, dppo_tv, open_objective
 from insitu.types import ConfigError
 
 # logp, mu, advantage: fresh, drifted both ways with both signs, far apart, zero advantage.

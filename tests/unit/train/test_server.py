@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.pocket import make_model
+from tests.unit.train.made import batch, sample
 
 from insitu.ledger.run_folder import RunFolder
 from insitu.train.client import TrainerClient
 from insitu.types import TrainError
 from insitu.weights.store import WeightStore
-from tests.pocket import make_model
-from tests.unit.train.made import batch, sample
 
 TOKEN = "secret"
 RECIPE = '[train]\nlr = 1e-3\ndtype = "float32"\n'
@@ -80,22 +80,9 @@ async def test_a_trainers_life(run: RunFolder, tmp_path: Path):
         again = await client.step(batch(1), number=2)
         assert again.loss == second.loss
         assert await client.publish() == published
-    finally:
-        process.kill()
-        process.wait()
-        await client.close()
 
-
-async def test_status_is_answered_during_a_large_step_and_death_ends_it(
-    run: RunFolder, tmp_path: Path
-):
-    socket = tmp_path / "t.sock"
-    client = TrainerClient(socket, TOKEN)
-    process = start(run, socket)
-    try:
-        await until_up(client, process)
-        large = [sample(900, seed=i) for i in range(150)]
-        step = asyncio.create_task(client.step(large))
+        # A large step: the status is answered meanwhile, and death ends it with an error.
+        step = asyncio.create_task(client.step([sample(900, seed=i) for i in range(150)]))
         while not (await client.status()).training:
             await asyncio.sleep(0.02)
         assert not step.done()

@@ -4,14 +4,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.pocket import make_model
+from tests.unit.train.made import batch, sample
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from insitu.train.optimiser import AdamSpec
 from insitu.train.trainer import Trainer, TrainerSpec
 from insitu.types import CorruptError, Sample, Segment, TrainError, UsageError
 from insitu.weights.store import WeightStore
-from tests.pocket import make_model
-from tests.unit.train.made import batch, sample
 
 
 @pytest.fixture(scope="module")
