@@ -6,7 +6,9 @@ Runs in insitu's environment; one worker per task environment runs mender in tha
 a copy of the workspace. Each line of OUT is {"task_id", "messages", "unscored", "family", "passed"}.
 """
 
+import contextlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -64,13 +66,17 @@ class Teacher:
         self.oracle, self.unscored = oracle, []
 
     def chat(self, messages, _tools):
+        """The oracle's next tool call as an assistant's message."""
         result = messages[-1]["content"] if messages[-1]["role"] == "tool" else ""
         action = self.oracle.next(result)
         if action is None:
             raise EOFError("the oracle has nothing more to say")
         if not action.taught:
             self.unscored.append(len(messages))
-        function = {"name": action.tool, "arguments": json.dumps(action.arguments, ensure_ascii=False)}
+        function = {
+            "name": action.tool,
+            "arguments": json.dumps(action.arguments, ensure_ascii=False),
+        }
         call = {"id": f"call_{len(messages)}", "type": "function", "function": function}
         self.messages = messages
         return {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -100,10 +106,8 @@ def work(jobs_file: Path, out: Path) -> None:
             teacher = Teacher(Oracle(facts, Manner(**job["manner"])))
             test = job["issue"].split(" is broken: ")[1].split(" fails")[0]
             hands = tools.Tools(root, lambda r=root, t=test: testing.run(r, t), 5)
-            try:
+            with contextlib.suppress(EOFError):
                 agent.run(teacher, hands, job["issue"], 16)
-            except EOFError:
-                pass
             reports = [m["content"] for m in teacher.messages if m["role"] == "tool"]
             record = {
                 "task_id": job["task_id"],
@@ -120,6 +124,7 @@ def work(jobs_file: Path, out: Path) -> None:
 
 
 def main() -> None:
+    """The command line."""
     if sys.argv[1] == "--work":
         work(Path(sys.argv[2]), Path(sys.argv[3]))
         return
@@ -136,7 +141,7 @@ def main() -> None:
         subprocess.run(
             command,
             check=True,
-            env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "HOME": "/tmp"},
+            env={"PYTHONPATH": paths, "PATH": os.defpath, "PYTHONHASHSEED": "0"},
         )
         parts.append(part)
         todo_file.unlink()

@@ -58,19 +58,23 @@ def read_archive(archive: Path) -> Iterator[Document]:
     Raises:
         CorruptError: the archive cannot be read.
     """
-    try:
-        files = dict(_members(archive))
-    except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as e:
-        raise CorruptError(
-            f"{archive}: {str(e).splitlines()[0]}", remedy="download it again"
-        ) from e
-    source = archive.name.removesuffix(".tar.gz")
-    if archive.suffix == ".whl":
-        source = "-".join(archive.name.split("-")[:2])
+    source, files = _open(archive)
     licence = _licence(files)
     for path, raw in sorted(files.items()) if licence else ():
         if path.endswith(".py") and len(raw) <= _LARGEST:
             yield from _document(source, path, licence or "", raw)
+
+
+def read_unlicensed(archive: Path) -> Iterator[Document]:
+    """As `read_archive`, whatever the licence: for comparison, never for training.
+
+    Raises:
+        CorruptError: the archive cannot be read.
+    """
+    source, files = _open(archive)
+    for path, raw in sorted(files.items()):
+        if path.endswith(".py"):
+            yield from _document(source, path, "", raw)
 
 
 def read_installed(folder: Path, *, skip: Iterable[str] = ()) -> Iterator[Document]:
@@ -95,6 +99,18 @@ def read_installed(folder: Path, *, skip: Iterable[str] = ()) -> Iterator[Docume
             if file.stat().st_size <= _LARGEST:
                 source = info.name.removesuffix(".dist-info")
                 yield from _document(source, path, licence, file.read_bytes())
+
+
+def _open(archive: Path) -> tuple[str, dict[str, bytes]]:
+    """Package and version, and the files that `_members` gives."""
+    try:
+        files = dict(_members(archive))
+    except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as e:
+        cause = str(e).splitlines()[0]
+        raise CorruptError(f"{archive}: {cause}", remedy="download it again") from e
+    if archive.suffix == ".whl":
+        return "-".join(archive.name.split("-")[:2]), files
+    return archive.name.removesuffix(".tar.gz"), files
 
 
 def _document(source: str, path: str, licence: str, raw: bytes) -> Iterator[Document]:

@@ -24,6 +24,9 @@ Candidates = Callable[[str, str, int, int], list[tuple[Edit, str]]]
 Show = Callable[[list[str], int], list[str]]
 """The product's view of a file around a line: lines with their numbers."""
 
+_FEWEST = 8
+"""Functions with fewer legal edits say where the bug is by themselves."""
+
 INSTRUCTION = "`{name}` in {path}:{line} is broken: {test} fails. Fix it; leave the tests alone."
 SEVERAL = "`{name}` in {path}:{line} has {count} bugs. Fix them."
 
@@ -75,7 +78,7 @@ class RepairMaker:
         """Up to `count` conversations on one function, each with other bugs."""
         source, first, last = function.standalone
         legal = self.candidates(source, "_", first, last)
-        if len(legal) < 4:
+        if len(legal) < _FEWEST:
             return []
         lines = source.split("\n")[first - 1 : last]
         made = [self._one(function, lines, first, legal, rng) for _ in range(count)]

@@ -1,5 +1,6 @@
 """Build a task set from packages: fetch, survey, break, choose, validate, write."""
 
+import contextlib
 import os
 import shutil
 import time
@@ -23,6 +24,7 @@ from rich.progress import (
 from insitu.kit.digest import digest_bytes
 from insitu.kit.log import get_log
 from insitu.tasks.bench import time_limit
+from insitu.tasks.confine import SandboxHost
 from insitu.tasks.fingerprint import fingerprints
 from insitu.tasks.folder import write_task
 from insitu.tasks.leaks import functions_of
@@ -30,6 +32,7 @@ from insitu.tasks.mutate import apply_edit, reverse
 from insitu.tasks.read import read_record
 from insitu.tasks.record import TaskRecord
 from insitu.tasks.report import BuildReport, PackageReport, figures
+from insitu.tasks.runner import LocalProcess, Start
 from insitu.tasks.select import choose, imbalance
 from insitu.tasks.source import PackageSpec
 from insitu.tasks.stages import Package, TrialPlan, prepare, trial_jobs, validation_jobs
@@ -72,6 +75,8 @@ class BuildSpec:
     workers: int = 0
     """Worker processes; 0: one per core."""
     seed: int = 0
+    sandbox: str = "bubblewrap"
+    """Back-end in which the packages' code runs; empty runs it as plain processes."""
     keep_going: bool = False
     """Leave out packages that cannot be used, and report them, instead of refusing the build."""
 
@@ -87,8 +92,12 @@ def build_taskset(spec: BuildSpec, console: Console | None = None) -> BuildRepor
         TaskError: a package cannot be used (unless `keep_going`), or nothing could be built.
     """
     started = time.monotonic()
-    build = _Build(spec, console or Console(quiet=True))
-    with build.progress:
+    with contextlib.ExitStack() as stack:
+        start: Start = LocalProcess
+        if spec.sandbox:
+            start = stack.enter_context(SandboxHost(spec.sandbox)).start
+        build = _Build(spec, console or Console(quiet=True), start)
+        stack.enter_context(build.progress)
         packages, failed = build.prepare()
         pool, forbidden = build.trials(packages)
         chosen, validations, rejected = build.choose(packages, pool)
@@ -140,8 +149,9 @@ def _package_report(
 class _Build:
     """The stages of one build, with its progress display and its pool of workers."""
 
-    def __init__(self, spec: BuildSpec, console: Console) -> None:
+    def __init__(self, spec: BuildSpec, console: Console, start: Start) -> None:
         self.spec = spec
+        self.start = start
         self.workers = spec.workers or os.cpu_count() or 1
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -172,7 +182,7 @@ class _Build:
 
         def job(one: PackageSpec) -> Package | PackageReport:
             try:
-                return prepare(spec.folder, one, most_tests=spec.most_tests)
+                return prepare(spec.folder, one, most_tests=spec.most_tests, start=self.start)
             except TaskError as error:
                 if not spec.keep_going:
                     raise

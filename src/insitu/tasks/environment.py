@@ -32,7 +32,9 @@ def build_environment(source: Source, envs: Path) -> Path:
             packages = str(site_packages(folder))
             install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", packages]
             _run([*install, "--disable-pip-version-check", "--upgrade", *needs], source)
-            (folder / "insitu-env.json").write_text(json.dumps({"python": _VERSION, "needs": needs}))
+            (folder / "insitu-env.json").write_text(
+                json.dumps({"python": _VERSION, "needs": needs})
+            )
     for name in source.packages:
         site = site_packages(target)
         if (site / name).exists() or (site / f"{name}.py").exists():

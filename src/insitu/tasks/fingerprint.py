@@ -4,46 +4,15 @@ import ast
 from functools import lru_cache
 
 from insitu.kit.digest import digest_bytes
-from insitu.tasks.layout import layout_of
-from insitu.tasks.mutate import functions
+from insitu.tasks.mutate import definitions
 
 _SMALLEST = 25
 """Syntax-tree nodes; smaller functions are alike by nature."""
+_NOT_CODE = frozenset(
+    ("annotation", "returns", "decorator_list", "type_comment", "type_params", "ctx", "kind")
+)
 
-
-class _Normal(ast.NodeTransformer):
-    def __init__(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        stored = {
-            n.id
-            for n in ast.walk(function)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        }
-        names = {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)} | stored
-        self._local = names | {function.name}
-        self._names: dict[str, str] = {}
-
-    def _short(self, name: str) -> str:
-        return self._names.setdefault(name, f"v{len(self._names)}") if name in self._local else name
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self._short(node.id), node.ctx)
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        return ast.arg(self._short(node.arg))
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        body = node.body
-        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-            body = body[1:]
-        name, args = self._short(node.name), self.visit(node.args)
-        plain = [self.visit(s) for s in body] or [ast.Pass()]
-        return type(node)(name=name, args=args, body=plain, decorator_list=[], returns=None)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @lru_cache(maxsize=512)
@@ -56,19 +25,67 @@ def fingerprints(source: str) -> dict[tuple[str, int], str]:
     Raises:
         SyntaxError: the source is not Python.
     """
-    tree = layout_of(source).tree
-    nodes = {
-        (n.lineno, n.end_lineno): n
-        for n in ast.walk(tree)
-        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
     found = {}
-    for name, first, last in functions(source):
-        node = nodes[first, last]
-        if sum(1 for _ in ast.walk(node)) >= _SMALLEST:
-            # A copy: the tree is shared with the layout.
-            fresh = ast.parse(ast.unparse(node)).body[0]
-            assert isinstance(fresh, ast.FunctionDef | ast.AsyncFunctionDef)
-            dump = ast.dump(_Normal(fresh).visit(fresh))
-            found[name, first] = digest_bytes(dump.encode())
+    for name, node, _ in definitions(ast.parse(source)):
+        parts: list[str] = []
+        if _write(node, parts, _Names(node)) >= _SMALLEST:
+            found[name, node.lineno] = digest_bytes("\0".join(parts).encode(errors="replace"))
     return found
+
+
+class _Names:
+    """Numbers for the names that belong to a function, in order of use."""
+
+    def __init__(self, function: Function) -> None:
+        self._own = {function.name}
+        self._numbers: dict[str, str] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.arg):
+                self._own.add(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                self._own.add(node.id)
+
+    def short(self, name: str) -> str:
+        if name not in self._own:
+            return name
+        return self._numbers.setdefault(name, f"v{len(self._numbers)}")
+
+
+def _write(node: ast.AST, parts: list[str], names: _Names) -> int:
+    """Append what counts about a tree to `parts`; the number of its nodes."""
+    parts.append(type(node).__name__)
+    count = 1
+    if isinstance(node, ast.Name):
+        parts.append(names.short(node.id))
+        return count
+    if isinstance(node, ast.arg):
+        parts.append(names.short(node.arg))
+        return count
+    if isinstance(node, ast.Constant):
+        parts.append(repr(node.value))
+        return count
+    for field in node._fields:
+        if field in _NOT_CODE:
+            continue
+        value = getattr(node, field, None)
+        if isinstance(value, ast.AST):
+            count += _write(value, parts, names)
+        elif isinstance(value, list):
+            parts.append(f"[{field}")
+            for item in value[_docstring(node, field) :]:
+                if isinstance(item, ast.AST):
+                    count += _write(item, parts, names)
+                else:
+                    parts.append(str(item))
+        elif value is not None:
+            inner = isinstance(node, Function) and field == "name"
+            parts.append(names.short(value) if inner else str(value))
+    return count
+
+
+def _docstring(node: ast.AST, field: str) -> int:
+    """1 where the list begins with a docstring, else 0."""
+    if field != "body" or not isinstance(node, Function) or not node.body:
+        return 0
+    first = node.body[0]
+    return int(isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant))

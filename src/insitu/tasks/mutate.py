@@ -31,7 +31,7 @@ def functions(source: str) -> list[tuple[str, int, int]]:
     """
     return [
         (name, node.lineno, node.end_lineno or node.lineno)
-        for name, node, _ in _definitions(layout_of(source).tree, "", None)
+        for name, node, _ in definitions(layout_of(source).tree)
     ]
 
 
@@ -102,20 +102,21 @@ def core(edit: Edit, family: str = "") -> tuple[str, str]:
     return "".join(old).strip(), "".join(new).strip()
 
 
-def _definitions(
-    node: ast.AST, prefix: str, owner: ast.ClassDef | None
+def definitions(
+    node: ast.AST, prefix: str = "", owner: ast.ClassDef | None = None
 ) -> Iterator[tuple[str, Function, ast.ClassDef | None]]:
+    """Qualified name, syntax tree and class of each function and method below a node."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function):
             yield prefix + child.name, child, owner
         elif isinstance(child, ast.ClassDef):
-            yield from _definitions(child, f"{prefix}{child.name}.", child)
+            yield from definitions(child, f"{prefix}{child.name}.", child)
         elif not isinstance(child, ast.expr):
-            yield from _definitions(child, prefix, owner)
+            yield from definitions(child, prefix, owner)
 
 
 def _scope(layout: Layout, path: str, first_line: int, last_line: int) -> Scope:
-    for _, node, owner in _definitions(layout.tree, "", None):
+    for _, node, owner in definitions(layout.tree):
         if (node.lineno, node.end_lineno) == (first_line, last_line):
             parents = {c: p for p in ast.walk(node) for c in ast.iter_child_nodes(p)}
             return Scope(layout, node, parents, _variables(node), _attributes(owner))
@@ -193,28 +194,29 @@ class _Check:
         self._first = first_line
         self._head = "if 1:\n" if self._lines[0][:1] in " \t" else ""
         # `nonlocal` and `__class__` do not compile on their own; then the grammar must do.
-        self._whole = self._tree(self._lines, "exec") is not None
-        self._before = self._tree(self._lines, "tree")
+        self._compiles = False
+        self._before = self._shape(self._lines)
+        self._compiles = self._shape(self._lines, compiles=True) is not None
 
     def accepts(self, line: int, changed: str) -> bool:
         lines = list(self._lines)
         lines[line - self._first] = changed
-        tree = self._tree(lines, "tree")
-        if tree is None or tree == self._before:
-            return False
-        return not self._whole or self._tree(lines, "exec") is not None
+        shape = self._shape(lines, compiles=self._compiles)
+        return shape is not None and shape != self._before
 
-    def _tree(self, lines: list[str], how: str) -> str | None:
+    def _shape(self, lines: list[str], *, compiles: bool = False) -> str | None:
+        """The syntax tree as text; None where it is none, or does not compile."""
         text = self._head + "\n".join(lines) + "\n"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                if how == "tree":
-                    return ast.dump(ast.parse(text))
-                compile(text, "<function>", "exec", dont_inherit=True)
+                tree = ast.parse(text)
+                shape = ast.dump(tree)
+                if compiles:
+                    compile(tree, "<function>", "exec", dont_inherit=True)
             except (SyntaxError, ValueError):
                 return None
-        return ""
+        return shape
 
 
 def _shortest(layout: Layout, path: str, r: Replacement, changed: str) -> Edit | None:

@@ -6,11 +6,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import IO, Protocol, Self
 
 from insitu.types import TaskError
 
@@ -68,41 +68,124 @@ class RunResult:
         return [name for name, t in self.tests.items() if t.outcome == "passed"]
 
 
-def python_path(tree: str, import_root: str, env: str) -> str:
-    """PYTHONPATH of a task's workspace: the package, the tree, the environment's packages."""
-    site = f"{env}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    return ":".join([*([f"{tree}/{import_root}"] if import_root != "." else []), tree, site])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workspace:
+    """What a worker works on."""
+
+    base: Path
+    """The intact source tree; the worker gets a copy."""
+    env: Path
+    """The environment's folder."""
+    import_root: str
+    """`.` or `src`."""
+    workdir: str
+    """Where the tree stands in a sandbox."""
+
+
+class Channel(Protocol):
+    """A started worker process: one line of JSON out, one line back."""
+
+    def ask(self, line: bytes) -> bytes:
+        """The reply, or nothing where the process is gone."""
+        ...
+
+    def close(self) -> None:
+        """End the process and remove its files."""
+        ...
+
+
+Stream = IO[bytes] | BufferedReader | BufferedWriter
+
+
+class LineChannel:
+    """A channel over two byte streams."""
+
+    def __init__(self, requests: Stream, replies: Stream) -> None:
+        self._requests, self._replies = requests, replies
+
+    def ask(self, line: bytes) -> bytes:
+        """See `Channel.ask`."""
+        try:
+            self._requests.write(line + b"\n")
+            self._requests.flush()
+            return self._replies.readline()
+        except (OSError, ValueError):
+            return b""  # the other end is gone
+
+    def close(self) -> None:
+        """Close both streams."""
+        for stream in (self._requests, self._replies):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+class LocalProcess(LineChannel):
+    """A worker as a plain process of this machine: for packages that are trusted."""
+
+    def __init__(self, space: Workspace) -> None:
+        self._scratch = Path(tempfile.mkdtemp(prefix="insitu-tests-"))
+        tree = self._scratch.resolve() / "tree" / space.base.name
+        shutil.copytree(space.base, tree)
+        home = self._scratch / "home"
+        home.mkdir()
+        env = space.env.resolve()
+        site = env / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+        roots = [str(tree / space.import_root)] if space.import_root != "." else []
+        self._process = subprocess.Popen(
+            [str(env / "bin" / "python"), "-P", "-s", str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=tree,
+            start_new_session=True,
+            env={
+                **TEST_ENV,
+                "PATH": f"{env / 'bin'}:/usr/bin:/bin",
+                "HOME": str(home),
+                "TMPDIR": str(self._scratch),
+                "LANG": "C.UTF-8",
+                "PYTHONPATH": ":".join([*roots, str(tree), str(site / "site-packages")]),
+            },
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        super().__init__(self._process.stdin, self._process.stdout)
+
+    def close(self) -> None:
+        """End the process and remove its copy of the tree."""
+        super().close()
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+Start = Callable[[Workspace], Channel]
 
 
 class Worker:
     """A warm worker on a private copy of a source tree. Use as a context manager.
 
-    Example: `with Worker(base, env, "src") as w: w.run(["tests/test_a.py"])`.
+    Example: `with Worker(space) as w: w.run(["tests/test_a.py"])`.
     """
 
-    def __init__(self, base: Path, env: Path, import_root: str) -> None:
-        self._base, self._env, self._import_root = base, env, import_root
-        self._scratch = Path(tempfile.mkdtemp(prefix="insitu-tests-"))
-        self._tree = self._scratch / base.name
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, space: Workspace, start: Start = LocalProcess) -> None:
+        self._space, self._start_process = space, start
+        self._channel: Channel | None = None
         self._warm: list[str] = []
         self._loaded = ""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the process and remove the copy."""
-        self._stop()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        """End the process and remove its copy of the tree."""
+        channel, self._channel = self._channel, None
+        self._loaded = ""
+        if channel is not None:
+            channel.close()
 
     def warm(self, tests: Sequence[str], *, timeout_s: float = 120.0) -> RunResult:
         """Run the tests once unchanged, so that what they import from outside is kept warm."""
@@ -117,6 +200,7 @@ class Worker:
         timeout_s: float = 60.0,
         trace: bool = False,
         stop_early: bool = False,
+        only: Sequence[str] | None = None,
     ) -> RunResult:
         """Run the tests with `files` (path to text) in place of the tree's.
 
@@ -126,6 +210,7 @@ class Worker:
             timeout_s: the whole run is killed after that.
             trace: note the functions that each test enters.
             stop_early: stop at the first failure.
+            only: of the tests in `tests`, those to run; None runs all.
         """
         return self._ask(
             {
@@ -134,6 +219,7 @@ class Worker:
                 "files": dict(files or {}),
                 "timeout": timeout_s,
                 "trace": trace,
+                "only": None if only is None else list(only),
                 "stop_early": stop_early,
             }
         )
@@ -167,7 +253,7 @@ class Worker:
             stop_early: stop at the first failure.
         """
         file = tests[0].split("::")[0]
-        if self._process is None or self._loaded != file:
+        if self._channel is None or self._loaded != file:
             first = self._ask({"op": "load", "tests": [file], "timeout": 120.0})
             if first.status != "done" or first.exit_code != 0:
                 return first
@@ -190,60 +276,20 @@ class Worker:
         return result
 
     def _ask(self, request: Mapping[str, object]) -> RunResult:
-        process = self._process or self._start(again=request["op"] != "warm")
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+        if self._channel is None:
+            self._channel = self._start_process(self._space)
+            if request["op"] != "warm" and self._warm:
+                self.warm(self._warm)
+        if self._channel is None:
+            raise TaskError(
+                f"{self._space.base.name}: its tests end the process that runs them",
+                remedy="leave those tests out (skip_tests), or the package",
+            )
+        line = self._channel.ask(json.dumps(request).encode())
         if not line:
-            self._stop()  # the next request starts a fresh one
+            self.close()  # the next request starts a fresh one
             return RunResult(status="crashed")
         return _result(json.loads(line))
-
-    def _start(self, *, again: bool) -> subprocess.Popen[str]:
-        shutil.rmtree(self._tree, ignore_errors=True)
-        shutil.copytree(self._base, self._tree)
-        home = self._scratch / "home"
-        home.mkdir(exist_ok=True)
-        tree = str(self._tree.resolve())
-        self._process = subprocess.Popen(
-            [str(self._env / "bin" / "python"), "-P", str(WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=tree,
-            start_new_session=True,
-            env={
-                **TEST_ENV,
-                "PATH": f"{self._env / 'bin'}:/usr/bin:/bin",
-                "HOME": str(home),
-                "TMPDIR": str(self._scratch),
-                "LANG": "C.UTF-8",
-                "PYTHONPATH": python_path(tree, self._import_root, str(self._env.resolve())),
-            },
-        )
-        if again and self._warm:
-            self.warm(self._warm)
-            if self._process is None:
-                raise TaskError(f"{self._base.name}: its tests end the process that runs them")
-        return self._process
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        self._loaded = ""
-        if process is None:
-            return
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-        process.kill()
-        process.wait()
 
 
 def _result(reply: Mapping[str, object]) -> RunResult:

@@ -41,6 +41,8 @@ class PackageSpec:
     """Globs of test names to leave out."""
     allow_failing: bool = False
     """Leave failing tests out instead of refusing the package."""
+    drop_options: bool = False
+    """Take `addopts` out of its pytest settings: tasks load no pytest plugins."""
     allow_licence: bool = False
     """Use it although its licence is not on the permissive list."""
 
@@ -82,6 +84,8 @@ def fetch(spec: PackageSpec, bases: Path) -> Source:
             raise TaskError(f"{spec.source}: no such folder or archive", remedy="check the path")
         else:
             unpack(_download(spec.source, Path(temporary)), tree)
+        if spec.drop_options:
+            _drop_options(tree)
         source = describe(tree, spec)
         target = bases / source.base
         record = bases / f"{source.base}.json"
@@ -177,6 +181,23 @@ def _download(requirement: str, folder: Path) -> Path:
         f"{requirement} cannot be downloaded: {problem}",
         remedy="check name, version and network, or give a folder",
     )
+
+
+_OPTIONS = (
+    re.compile(r"^addopts\s*=\s*\[.*?\]\s*?$", re.M | re.S),  # a TOML list
+    re.compile(r"^addopts\s*=\s*(\"\"\"|\'\'\').*?\1\s*?$", re.M | re.S),  # a TOML text
+    re.compile(r"^addopts\s*=[^\n]*(?:\n[ \t]+[^\n]*)*", re.M),  # a TOML line, or INI
+)
+
+
+def _drop_options(tree: Path) -> None:
+    for name in ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
+        path = tree / name
+        if path.is_file():
+            text = read_source(path)
+            for pattern in _OPTIONS:
+                text = pattern.sub("", text)
+            path.write_bytes(text.encode())
 
 
 def _metadata(tree: Path) -> str:

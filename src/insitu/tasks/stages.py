@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from insitu.tasks.bench import Bench
 from insitu.tasks.environment import build_environment
 from insitu.tasks.layout import read_source
 from insitu.tasks.leaks import sweep_environment, sweep_tree
-from insitu.tasks.runner import Worker
+from insitu.tasks.runner import Start, Worker, Workspace
 from insitu.tasks.source import PackageSpec, Source, fetch
 from insitu.tasks.survey import Survey, Target, survey, targets
 from insitu.tasks.trials import Trial, try_function
@@ -36,17 +36,25 @@ class Package:
     env: Path
     survey: Survey
     targets: tuple[Target, ...]
+    start: Start
 
     def worker(self) -> Worker:
         """A worker on a copy of its tree."""
-        return Worker(self.base, self.env, self.source.import_root)
+        return Worker(workspace(self.source, self.base, self.env), self.start)
 
     def text(self, path: str) -> str:
         """A file of its tree, line ends untouched."""
         return read_source(self.base / path)
 
 
-def prepare(folder: Path, spec: PackageSpec, *, most_tests: int) -> Package:
+def workspace(source: Source, base: Path, env: Path) -> Workspace:
+    """What a worker of the package works on."""
+    return Workspace(
+        base=base, env=env, import_root=source.import_root, workdir=f"/home/dev/{source.name}"
+    )
+
+
+def prepare(folder: Path, spec: PackageSpec, *, most_tests: int, start: Start) -> Package:
     """Fetch a package, build its environment and run its tests; reuses what is there.
 
     Raises:
@@ -59,16 +67,22 @@ def prepare(folder: Path, spec: PackageSpec, *, most_tests: int) -> Package:
     if finds:
         raise TaskError(f"{source.base}: a copy of the intact code is in reach: {finds[0]}")
     record = folder / "work" / source.base / "survey.json"
-    question = json.dumps([source.digest, env.name, asdict(spec)])
+    question = json.dumps([source.digest, env.name, spec.skip_tests, spec.allow_failing])
     found = _kept(record, question)
     if found is None:
-        with Worker(base, env, source.import_root) as worker:
+        with Worker(workspace(source, base, env), start) as worker:
             found = survey(source, spec, base, worker)
         text = json.dumps({"question": question, "survey": to_json(found).decode()})
         write_atomic(record, text)
     places = targets(base, source, found, most_tests=most_tests)
     return Package(
-        spec=spec, source=source, base=base, env=env, survey=found, targets=tuple(places)
+        spec=spec,
+        source=source,
+        base=base,
+        env=env,
+        survey=found,
+        targets=tuple(places),
+        start=start,
     )
 
 

@@ -15,7 +15,9 @@ from insitu.types import TaskError
 
 QUICK_S = 0.3
 """Only tests faster than this are used."""
-_MODULE_LIMIT_S = 120.0
+_FILE_LIMIT_S = 60.0
+_TRACING = 6
+"""Times as long that a traced run may take."""
 _REPEATS = 3
 _NAME = re.compile(r"^[\w./:\-]+(\[[\w.,+\-]{1,30}\])?$")
 _NAME_LENGTH = 110
@@ -101,7 +103,7 @@ def survey(
             usable = _usable(file, runs, spec, sieve)
             tests += [_facts(name, runs, where) for name in usable]
             spent = sum(t.duration for t in runs[-1].tests.values())
-            at_import |= _entered(runs[0], "", where)
+            at_import |= _entered(runs[-1], "", where)
             overhead[file] = max(0.05, runs[-1].wall_s - spent)
     _check(source, spec, sieve, tests)
     return Survey(
@@ -127,18 +129,23 @@ def _check(source: Source, spec: PackageSpec, sieve: _Sieve, tests: list[TestFac
         why = sieve.named[0] if sieve.named else "its test files hold no tests"
         raise TaskError(
             f"{source.name} {source.version}: none of its tests can be used: {why}",
-            remedy="add what they need to import (requires), or choose another package",
+            remedy="add what they need to import (requires), take plugin options out of their"
+            " settings (drop_options), or choose another package",
         )
 
 
 def _runs(worker: Worker, file: str, sieve: _Sieve) -> list[RunResult]:
+    """Two plain runs and, of the quick tests, a traced one; none where the file cannot be used."""
     runs: list[RunResult] = []
-    for _ in range(_REPEATS):
-        if not runs:
-            worker.warm([file])
-            result = worker.run([file], timeout_s=3 * _MODULE_LIMIT_S, trace=True)
+    for number in range(_REPEATS):
+        if number == 0:
+            result = worker.warm([file], timeout_s=_FILE_LIMIT_S)
+        elif number < _REPEATS - 1:
+            result = worker.run([file], timeout_s=_FILE_LIMIT_S)
         else:
-            result = worker.run([file], timeout_s=_MODULE_LIMIT_S)
+            quick = [n for n, t in runs[1].tests.items() if t.duration <= QUICK_S]
+            limit = _TRACING * _FILE_LIMIT_S
+            result = worker.run([file], timeout_s=limit, trace=True, only=quick)
         if result.broken:
             sieve.drop(file, "test file does not import", next(iter(result.broken.values())))
             return []
@@ -146,18 +153,25 @@ def _runs(worker: Worker, file: str, sieve: _Sieve) -> list[RunResult]:
             sieve.drop(file, f"test file: {result.status}")
             return []
         if result.exit_code not in (0, 1, 5):
-            sieve.drop(file, "pytest refuses the file", (result.note.splitlines() or [""])[-1])
+            sieve.drop(file, "pytest refuses the file", _reason(result.note))
             return []
         runs.append(result)
     return runs
 
 
+def _reason(note: str) -> str:
+    lines = [line for line in note.splitlines() if "error" in line.lower()] or note.splitlines()
+    return (lines or [""])[-1].strip()
+
+
 def _usable(file: str, runs: list[RunResult], spec: PackageSpec, sieve: _Sieve) -> list[str]:
     usable = []
     for name, first in runs[0].tests.items():
-        outcomes = {r.tests[name].outcome if name in r.tests else "" for r in runs}
-        # The traced run is slower; the quicker of the others counts.
-        duration = min(r.tests[name].duration for r in runs[1:] if name in r.tests)
+        # The traced run is slower, and leaves slow tests out.
+        duration = min(r.tests[name].duration for r in runs[:-1] if name in r.tests)
+        outcomes = {r.tests[name].outcome if name in r.tests else "" for r in runs[:-1]}
+        if name in runs[-1].tests:
+            outcomes.add(runs[-1].tests[name].outcome)
         if any(Path(name).match(g) or g in name for g in spec.skip_tests):
             sieve.drop(name, "left out by name")
         elif len(outcomes) > 1:
@@ -167,7 +181,7 @@ def _usable(file: str, runs: list[RunResult], spec: PackageSpec, sieve: _Sieve) 
             sieve.drop(name, "fails unchanged", first.error)
         elif outcomes != {"passed"}:
             sieve.drop(name, "skipped")
-        elif duration > QUICK_S:
+        elif duration > QUICK_S or name not in runs[-1].tests:
             sieve.drop(name, "slow")
         elif not _NAME.match(name) or len(name) > _NAME_LENGTH or not name.startswith(file):
             sieve.drop(name, "unwieldy name")
@@ -201,8 +215,8 @@ def _entered(
 def _facts(
     name: str, runs: list[RunResult], where: dict[str, list[tuple[int, int, str]]]
 ) -> TestFacts:
-    entered = _entered(runs[0], name, where)
-    duration = min(r.tests[name].duration for r in runs[1:])
+    entered = _entered(runs[-1], name, where)
+    duration = min(r.tests[name].duration for r in runs[:-1])
     return TestFacts(name=name, duration=duration, functions=tuple(sorted(entered)))
 
 

@@ -1,11 +1,12 @@
 """Runs a package's tests against changed sources. Started as a script inside a task environment.
 
-Standard library and pytest only; it must not import insitu. Reads one JSON request per line from
-standard input until it ends, and writes one JSON reply per line to standard output:
+Standard library and pytest only; it must not import insitu. Reads one JSON request per line until
+there are no more, and writes one JSON reply per line: on standard input and output, or, given the
+number of a local port, over one connection to it.
 
     {"op": "warm", "tests": ["tests/test_a.py"], "timeout": 60}
     {"op": "run", "tests": ["tests/test_a.py::test_x"], "files": {"pkg/a.py": "..."},
-     "timeout": 3.0, "trace": false, "stop_early": false}
+     "timeout": 3.0, "trace": false, "stop_early": false, "only": null}
     {"op": "load", "tests": ["tests/test_a.py"], "timeout": 60}
     {"op": "swap", "tests": [...], "path": "pkg/a.py", "name": "f", "line": 33, "stub": "...",
      "timeout": 3.0, "stop_early": false}
@@ -19,7 +20,8 @@ standard input until it ends, and writes one JSON reply per line to standard out
 never the package: exact, for the price of importing the package and its tests. `load` keeps a
 fork in which the tests of some files are collected; `swap` forks that one and gives the function
 that stands at `path`:`line` the code that `stub` defines: several times quicker, and equal for a
-function that nothing called while the tests were imported.
+function that nothing called while the tests were imported. No fork keeps a way to answer for
+another.
 """
 
 import contextlib
@@ -30,6 +32,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -45,6 +48,8 @@ Json = dict[str, Any]
 
 _MESSAGE = 300
 _FLAGS = ("-q", "-p", "no:cacheprovider", "--tb=native", "--no-header", "--no-summary")
+_channel: list[int] = []
+"""Descriptors by which the host is answered: closed in every fork."""
 _FUTURE = 0x1FF0000
 """The flags of a code object that `from __future__` imports set."""
 
@@ -52,9 +57,10 @@ _FUTURE = 0x1FF0000
 class Recorder:
     """A pytest plugin that notes what each test did, and on request which functions it entered."""
 
-    def __init__(self, root: str, trace: bool) -> None:
+    def __init__(self, root: str, *, trace: bool = False, only: list[str] | None = None) -> None:
         self.root = root + os.sep
         self.trace = trace
+        self.only = None if only is None else set(only)
         self.clear()
         self.functions: dict[str, list[tuple[str, int]]] = {}
         self._entered: set[tuple[str, int]] = set()
@@ -101,6 +107,11 @@ class Recorder:
         """Watch what is called while test files are imported; its name is empty."""
         with self._watch(""):
             yield
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the tests asked for."""
+        if self.only is not None:
+            items[:] = [item for item in items if item.nodeid in self.only]
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -157,7 +168,7 @@ class Server(Recorder):
     """Serves `swap` requests where pytest would run the tests it has collected."""
 
     def __init__(self, root: str, requests: int, replies: int) -> None:
-        super().__init__(root, False)
+        super().__init__(root)
         self._requests, self._replies = requests, replies
         self._known: dict[tuple[str, str], list[FunctionType]] = {}
 
@@ -171,15 +182,18 @@ class Server(Recorder):
                 self._known.setdefault(key, []).append(f)
         _settle()
         _send(self._replies, {**self.reply(0), "status": "done", "wall": 0.0})
-        for line in os.fdopen(self._requests, "rb"):
+        for line in os.fdopen(self._requests, "rb", closefd=False):
             request = json.loads(line)
             reply = _supervised(lambda pipe, r=request: self._swapped(r, items, pipe), request)  # type: ignore[misc]
             _send(self._replies, reply)
         os._exit(0)
 
     def _swapped(self, request: Json, items: dict[str, pytest.Item], pipe: int) -> None:
+        os.setsid()
         _limit(request)
         self.clear()
+        os.close(self._replies)
+        os.close(self._requests)
         if not self._swap(request):
             _send(pipe, self.reply(-1, "no such function"))
             return
@@ -244,6 +258,8 @@ def _limit(request: Json) -> None:
 def _quiet() -> int:
     """Standard input empty, standard output and error into a file; its descriptor."""
     os.setsid()
+    for descriptor in _channel:
+        os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, 64 << 20))
     descriptor, name = tempfile.mkstemp()
@@ -261,7 +277,7 @@ def _run(request: Json, root: str, pycache: str, pipe: int) -> None:
     sys.pycache_prefix = pycache
     # Only an undisturbed run may fill the cache: a mutated file's bytecode must never be reused.
     sys.dont_write_bytecode = request["op"] != "warm"
-    recorder = Recorder(root, request.get("trace", False))
+    recorder = Recorder(root, trace=request.get("trace", False), only=request.get("only"))
     flags = [*_FLAGS, "-x"] if request.get("stop_early") else list(_FLAGS)
     code = int(pytest.main([*flags, *request["tests"]], plugins=[recorder]))
     note = ""
@@ -365,6 +381,7 @@ class Loaded:
                 os._exit(0)
         os.close(reader)
         os.close(writer)
+        _channel.extend((self._requests, self._replies))
         self.first = self._await(request)
 
     def ask(self, request: Json) -> Json:
@@ -383,8 +400,9 @@ class Loaded:
     def close(self) -> None:
         """End it."""
         _end(self._child)
-        os.close(self._requests)
-        os.close(self._replies)
+        for descriptor in (self._requests, self._replies):
+            _channel.remove(descriptor)
+            os.close(descriptor)
 
 
 def _preload(names: list[str]) -> None:
@@ -399,11 +417,17 @@ def _preload(names: list[str]) -> None:
 def main() -> None:
     """Serve requests until standard input ends."""
     root = str(Path.cwd().resolve())
-    replies = os.dup(1)
-    os.dup2(2, 1)
+    if len(sys.argv) > 1:
+        connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+        requests, replies = connection.makefile("rb"), connection.fileno()
+    else:
+        requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
+        os.dup2(2, 1)
+        _channel.append(requests.fileno())
+    _channel.append(replies)
     loaded: Loaded | None = None
     with tempfile.TemporaryDirectory(prefix="pycache-") as pycache:
-        for line in sys.stdin:
+        for line in requests:
             request = json.loads(line)
             if request["op"] == "load":
                 if loaded:

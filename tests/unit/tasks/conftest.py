@@ -49,7 +49,7 @@ def chunks(items, size):
     return found
 '''
 
-TESTS = '''
+TESTS = """
 import pytest
 from shapes import Range, chunks
 
@@ -81,7 +81,7 @@ def test_chunks(size):
 def test_chunks_size():
     with pytest.raises(ValueError):
         chunks("abc", 0)
-'''
+"""
 
 PROJECT = """
 [project]

@@ -1,6 +1,5 @@
 import inspect
 import json
-import statistics
 import textwrap
 
 import pytest
@@ -14,13 +13,11 @@ from insitu.types import Edit, TaskError
 
 SOURCES = {
     "scanner.py": inspect.getsource(json.scanner),
-    "decoder.py": inspect.getsource(json.decoder),
-    "statistics.py": inspect.getsource(statistics),
     "textwrap.py": inspect.getsource(textwrap),
 }
 PLACES = [(path, *place) for path, text in SOURCES.items() for place in functions(text)]
 
-EVERY_FAMILY = '''
+EVERY_FAMILY = """
 class Box:
     def __init__(self, a, b):
         self.low = a
@@ -41,7 +38,7 @@ class Box:
             raise ValueError("é") from None
         compute(first, second)
         return value == rest[0]
-'''
+"""
 
 
 def edits_of(text, index=-1):
@@ -49,15 +46,15 @@ def edits_of(text, index=-1):
     return candidate_edits(text, "x.py", first, last)
 
 
-@given(place=st.sampled_from(PLACES), data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_every_edit_compiles_and_reverses_exactly(place, data):
+@given(place=st.sampled_from(PLACES), which=st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_every_edit_compiles_and_reverses_exactly(place, which):
     path, _, first, last = place
     text = SOURCES[path]
     edits = candidate_edits(text, path, first, last)
     if not edits:
         return
-    edit, family = data.draw(st.sampled_from(edits))
+    edit, family = edits[which % len(edits)]
     changed = apply_edit(text, edit)
     compile(changed, path, "exec")
     assert family in FAMILIES
@@ -66,21 +63,21 @@ def test_every_edit_compiles_and_reverses_exactly(place, data):
     assert apply_edit(changed, reverse(edit)) == text
 
 
-@given(place=st.sampled_from(PLACES), data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_the_reverse_is_a_legal_edit_of_the_changed_source(place, data):
+@given(place=st.sampled_from(PLACES), which=st.integers(0, 10_000))
+@settings(max_examples=8, deadline=None)
+def test_the_reverse_is_a_legal_edit_of_the_changed_source(place, which):
     path, _, first, last = place
     text = SOURCES[path]
     edits = candidate_edits(text, path, first, last)
     if not edits:
         return
-    edit, family = data.draw(st.sampled_from(edits))
+    edit, family = edits[which % len(edits)]
     back = candidate_edits(apply_edit(text, edit), path, first, last)
     assert (reverse(edit), family) in back
 
 
 @given(place=st.sampled_from(PLACES))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_old_and_new_are_the_first_in_their_lines(place):
     path, _, first, last = place
     text = SOURCES[path]
@@ -121,7 +118,7 @@ def test_every_family_occurs():
 def test_known_edits(line, old, new):
     text = f"def g(a, b):\n    {line}\n"
     changed = {apply_edit(text, e) for e, _ in edits_of(text)}
-    assert text.replace(old, new) in changed
+    assert f"def g(a, b):\n    {line.replace(old, new)}\n" in changed
 
 
 @pytest.mark.parametrize(
@@ -159,7 +156,7 @@ def test_windows_line_ends_survive():
 
 def test_an_edit_that_does_not_fit_is_refused():
     edit = Edit(path="x.py", line=2, old="<", new=">", column=3)
-    with pytest.raises(TaskError, match="x.py:2 does not contain '<' at character 3"):
+    with pytest.raises(TaskError, match=r"x\.py:2 does not contain '<' at character 3"):
         apply_edit("def f():\n    pass\n", edit)
     with pytest.raises(TaskError, match="no function on lines 5 to 9"):
         candidate_edits("x = 1\n", "x.py", 5, 9)

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 from torch import Tensor
 
+BLOCK = 64
+"""Tokens whose probabilities are summed before any running sum is taken."""
+_BELOW_ONE = 1.0 - 2.0**-40
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -62,21 +66,37 @@ def sample(logits: Tensor, draw: Draw) -> tuple[list[int], list[float]]:
     if cut.any():
         rows = torch.from_numpy(np.flatnonzero(cut)).to(logits.device)
         logits[rows] = _truncate(logits[rows], draw.top_p[cut], draw.top_k[cut])
-    peak, best = logits.max(-1, keepdim=True)
-    weights = logits.sub_(peak).exp()
+    p = logits.softmax(-1)
     if greedy.all():
-        tokens = best
-        total = weights.sum(-1, keepdim=True, dtype=torch.float64)
+        tokens = p.argmax(-1, keepdim=True)
     else:
-        cumulative = weights.cumsum(-1, dtype=torch.float64)
-        total = cumulative[:, -1:]
-        points = torch.from_numpy(uniforms(draw.seeds, draw.positions)).to(logits.device)
-        tokens = torch.searchsorted(cumulative, total * points[:, None], right=True)
-        tokens.clamp_(max=logits.shape[1] - 1)
+        u = torch.from_numpy(uniforms(draw.seeds, draw.positions)).to(logits.device)
+        tokens = _invert(p, u[:, None])
         if greedy.any():
-            tokens = torch.where(torch.from_numpy(greedy).to(logits.device)[:, None], best, tokens)
-    logprobs = logits.gather(1, tokens).double() - total.log()
+            best = torch.from_numpy(greedy).to(logits.device)[:, None]
+            tokens = torch.where(best, p.argmax(-1, keepdim=True), tokens)
+    # Softmax's sum differs from 1 by rounding only: the same in every row and every program.
+    logprobs = p.gather(1, tokens).double().log()
     return tokens[:, 0].tolist(), logprobs[:, 0].tolist()
+
+
+def _invert(p: Tensor, u: Tensor) -> Tensor:
+    """[rows, 1]: the token at which the running sum of `p` [rows, vocab] passes `u` [rows, 1].
+
+    In two steps, blocks then tokens, since running sums are slow. Each step looks for the first
+    sum above a point that is below the total, so that a token of probability 0 is never taken.
+    """
+    vocab = p.shape[1]
+    blocks = (p if vocab % BLOCK == 0 else F.pad(p, (0, -vocab % BLOCK))).unflatten(1, (-1, BLOCK))
+    running = blocks.sum(-1).double().cumsum(-1)
+    points = u * running[:, -1:]
+    block = torch.searchsorted(running, points, right=True).clamp_(max=blocks.shape[1] - 1)
+    ends = running.gather(1, block)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(-1)
+    begins = torch.where(block > 0, running.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    share = ((points - begins) / (ends - begins)).clamp_(0.0, _BELOW_ONE)
+    offset = torch.searchsorted(inside, share * inside[:, -1:], right=True)
+    return block * BLOCK + offset.clamp_(max=BLOCK - 1)
 
 
 def _truncate(
