@@ -107,7 +107,7 @@ def environment(name: str, requirements: Sequence[str], remove: Sequence[str] = 
         # temporary path but its own activation scripts, which are not used.
         venv.create(new, with_pip=True, symlinks=True)
         pip = [str(new / "bin" / "python"), "-m", "pip"]
-        subprocess.run([*pip, "install", "--quiet", *requirements], check=True)
+        subprocess.run([*pip, "install", "--quiet", "--quiet", *requirements], check=True)
         if remove:
             subprocess.run([*pip, "uninstall", "--quiet", "--yes", *remove], check=True)
         (new / "requirements.txt").write_text(wanted, encoding="utf-8")

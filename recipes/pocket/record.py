@@ -1,6 +1,10 @@
 """Record oracle sessions: the real product on real tasks, with an oracle in the model's place.
 
-    python recipes/pocket/record.py TASKSET OUT.jsonl [SESSIONS_PER_TASK] [USE] [WORKERS]
+    python recipes/pocket/record.py TASKSET OUT.jsonl [SESSIONS_PER_TASK] [USE]
+    python recipes/pocket/record.py --trials TASKSET OUT.jsonl BASE=ENV …
+
+The second form takes every bug that the builder tried and a test noticed, before it chose a
+balanced set of them: more sessions, the same packages.
 
 Runs in insitu's environment; one worker per task environment runs mender in that environment on
 a copy of the workspace. Each line of OUT is {"task_id", "messages", "unscored", "family", "passed"}.
@@ -59,6 +63,47 @@ def jobs(taskset: Path, sessions: int, use: str) -> dict[str, list[dict]]:
     return found
 
 
+def trial_jobs(taskset: Path, base: str) -> list[dict]:
+    """One session for every killed trial of a package, in random order."""
+    from dataclasses import asdict
+
+    from insitu.corpus.oracle import Rates, draw_manner
+    from insitu.tasks.mutate import candidate_edits, reverse
+    from insitu.types import Edit
+
+    rng = random.Random(base)
+    found = []
+    for line in (taskset / "work" / base / "trials.jsonl").read_text().splitlines():
+        for text in json.loads(json.loads(line)["trials"]):
+            trial = json.loads(text)
+            if trial["status"] != "killed":
+                continue
+            source = (taskset / "bases" / base / trial["path"]).read_text()
+            bug, first = Edit(**trial["edit"]), trial["first_line"]
+            legal = candidate_edits(source, trial["path"], first, trial["last_line"])
+            edits = [e for e, _ in legal if e.line != bug.line]
+            near = [e for e in edits if abs(e.line - bug.line) <= 2]
+            manner = draw_manner(Rates(), rng)
+            pools = [near if near and rng.random() < 0.5 else edits for _ in range(manner.wrong)]
+            found.append(
+                {
+                    "task_id": f"{base}:{trial['qualname']}:{bug.line}:{bug.old}:{bug.new}",
+                    "layers": [str(taskset / "bases" / base), ""],
+                    "bug": asdict(bug),
+                    "issue": f"`{trial['qualname']}` in {bug.path}:{first} is broken: "
+                    f"{trial['failing'][0]} fails. Fix it; leave the tests alone.",
+                    "path": bug.path,
+                    "line": first,
+                    "family": trial["family"],
+                    "repair": asdict(reverse(bug)),
+                    "wrong": [asdict(rng.choice(pool)) for pool in pools if pool],
+                    "manner": asdict(manner),
+                }
+            )
+    rng.shuffle(found)
+    return found
+
+
 class Teacher:
     """Stands where mender's API client stands."""
 
@@ -84,43 +129,58 @@ class Teacher:
 
 def work(jobs_file: Path, out: Path) -> None:
     """In the task's environment: run mender on every job."""
+    scratch = Path(tempfile.mkdtemp())
+    with out.open("w") as f:
+        for job in json.loads(jobs_file.read_text()):
+            base = Path(job["layers"][0])
+            root = scratch / base.name
+            if not root.exists():
+                shutil.copytree(base, root, symlinks=True)
+            file = root / job["path"]
+            if "bug" in job:
+                _break(file, **job["bug"])
+            else:
+                shutil.copyfile(Path(job["layers"][1]) / job["path"], file)
+            f.write(json.dumps(_session(job, root)) + "\n")
+            f.flush()
+            shutil.copyfile(base / job["path"], file)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _break(file: Path, path: str, line: int, old: str, new: str, column: int) -> None:
+    lines = file.read_text().split("\n")
+    text = lines[line - 1]
+    if not text.startswith(old, column):
+        raise ValueError(f"{path}:{line} has changed")
+    lines[line - 1] = text[:column] + new + text[column + len(old) :]
+    file.write_text("\n".join(lines))
+
+
+def _session(job: dict, root: Path) -> dict:
     from mender import agent, testing, tools
 
     from insitu.corpus.oracle import Facts, Manner, Oracle
     from insitu.types import Edit
 
-    scratch = Path(tempfile.mkdtemp())
-    with out.open("w") as f:
-        for job in json.loads(jobs_file.read_text()):
-            base, bug = (Path(layer) for layer in job["layers"])
-            root = scratch / base.name
-            if not root.exists():
-                shutil.copytree(base, root, symlinks=True)
-            shutil.copytree(bug, root, dirs_exist_ok=True)
-            facts = Facts(
-                path=job["path"],
-                line=job["line"],
-                repair=Edit(**job["repair"]),
-                wrong=tuple(Edit(**e) for e in job["wrong"]),
-            )
-            teacher = Teacher(Oracle(facts, Manner(**job["manner"])))
-            test = job["issue"].split(" is broken: ")[1].split(" fails")[0]
-            hands = tools.Tools(root, lambda r=root, t=test: testing.run(r, t), 5)
-            with contextlib.suppress(EOFError):
-                agent.run(teacher, hands, job["issue"], 16)
-            reports = [m["content"] for m in teacher.messages if m["role"] == "tool"]
-            record = {
-                "task_id": job["task_id"],
-                "messages": teacher.messages,
-                "unscored": teacher.unscored,
-                "family": job["family"],
-                "passed": "passed" in reports,
-            }
-            f.write(json.dumps(record) + "\n")
-            for file in bug.rglob("*"):
-                if file.is_file():
-                    shutil.copyfile(base / file.relative_to(bug), root / file.relative_to(bug))
-    shutil.rmtree(scratch, ignore_errors=True)
+    facts = Facts(
+        path=job["path"],
+        line=job["line"],
+        repair=Edit(**job["repair"]),
+        wrong=tuple(Edit(**e) for e in job["wrong"]),
+    )
+    teacher = Teacher(Oracle(facts, Manner(**job["manner"])))
+    test = job["issue"].split(" is broken: ")[1].split(" fails")[0]
+    hands = tools.Tools(root, lambda: testing.run(root, test), 5)
+    with contextlib.suppress(EOFError):
+        agent.run(teacher, hands, job["issue"], 16)
+    reports = [m["content"] for m in teacher.messages if m["role"] == "tool"]
+    return {
+        "task_id": job["task_id"],
+        "messages": teacher.messages,
+        "unscored": teacher.unscored,
+        "family": job["family"],
+        "passed": "passed" in reports,
+    }
 
 
 def main() -> None:
@@ -128,27 +188,33 @@ def main() -> None:
     if sys.argv[1] == "--work":
         work(Path(sys.argv[2]), Path(sys.argv[3]))
         return
-    taskset, out = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
-    sessions = int(sys.argv[3]) if len(sys.argv) > 3 else 4
-    use = sys.argv[4] if len(sys.argv) > 4 else ""
-    paths = f"{ROOT / 'src'}:{ROOT / 'examples' / 'mender'}"
-    parts = []
-    for i, (env, todo) in enumerate(jobs(taskset, sessions, use).items()):
-        part = out.with_suffix(f".part{i}")
-        todo_file = out.with_suffix(f".jobs{i}")
-        todo_file.write_text(json.dumps(todo))
-        command = [f"{env}/bin/python", "-P", __file__, "--work", str(todo_file), str(part)]
-        subprocess.run(
-            command,
-            check=True,
-            env={"PYTHONPATH": paths, "PATH": os.defpath, "PYTHONHASHSEED": "0"},
-        )
-        parts.append(part)
-        todo_file.unlink()
+    if sys.argv[1] == "--trials":
+        taskset, out = Path(sys.argv[2]).resolve(), Path(sys.argv[3])
+        pairs = (pair.split("=") for pair in sys.argv[4:])
+        todo = [(str(taskset / "envs" / env), trial_jobs(taskset, base)) for base, env in pairs]
+    else:
+        taskset, out = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
+        sessions = int(sys.argv[3]) if len(sys.argv) > 3 else 4
+        todo = list(jobs(taskset, sessions, sys.argv[4] if len(sys.argv) > 4 else "").items())
+    parts = [_record(env, some, out.with_suffix(f".{i}")) for i, (env, some) in enumerate(todo)]
     with out.open("w") as f:
         for part in parts:
             f.write(part.read_text())
             part.unlink()
+
+
+def _record(env: str, jobs: list[dict], part: Path) -> Path:
+    """Run a worker in a task environment; the file with its sessions."""
+    todo = part.with_suffix(f"{part.suffix}-jobs")
+    todo.write_text(json.dumps(jobs))
+    paths = f"{ROOT / 'src'}:{ROOT / 'examples' / 'mender'}"
+    subprocess.run(
+        [f"{env}/bin/python", "-P", __file__, "--work", str(todo), str(part)],
+        check=True,
+        env={"PYTHONPATH": paths, "PATH": os.defpath, "PYTHONHASHSEED": "0"},
+    )
+    todo.unlink()
+    return part
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Workers in sandboxes: a package's own code and tests are code from strangers."""
 
 import asyncio
+import contextlib
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from insitu.sandbox import paths
 from insitu.sandbox.backends import open_backend
 from insitu.sandbox.base import Sandbox, SandboxBackend
 from insitu.tasks.runner import TEST_ENV, WORKER, Channel, LineChannel, Workspace
-from insitu.types import Forward, Limits, Mount, SandboxError, SandboxSpec, TaskError
+from insitu.types import ExecResult, Forward, Limits, Mount, SandboxError, SandboxSpec, TaskError
 
 T = TypeVar("T")
 _PORT = 9131
@@ -21,6 +22,7 @@ _TARGET = "/opt/worker/run.py"
 _LIMITS = Limits(memory_mb=3072, pids=128, cpus=2.0, open_files=512, disk_mb=512)
 _LONGEST_S = 12 * 3600.0
 _START_S = 60.0
+_POLL_S = 0.2
 
 
 class SandboxHost:
@@ -78,40 +80,59 @@ class SandboxHost:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(1)
-            listener.settimeout(_START_S)
+            listener.settimeout(_POLL_S)
             sandbox, running = self._wait(self._launch(space, path))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError as error:
-                self._wait(sandbox.destroy())
-                raise SandboxError("a test worker did not start in its sandbox") from error
+            connection = self._accept(listener, running)
+        if connection is None:
+            self.end(sandbox, running)
+            raise SandboxError(f"a test worker did not start in its sandbox: {_said(running)}")
         return _Confined(self, connection, sandbox, running)
+
+    @staticmethod
+    def _accept(
+        listener: socket.socket, running: "asyncio.Task[ExecResult]"
+    ) -> socket.socket | None:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and not running.done():
+            with contextlib.suppress(TimeoutError):
+                return listener.accept()[0]
+        return None
 
     async def _launch(
         self, space: Workspace, socket_path: Path
-    ) -> tuple[Sandbox, "Future[Any] | asyncio.Task[Any]"]:
+    ) -> tuple[Sandbox, "asyncio.Task[ExecResult]"]:
         assert self._backend is not None
         sandbox = await self._backend.create(_spec(space, socket_path))
         argv = [paths.interpreter(), "-P", "-s", _TARGET, str(_PORT)]
-        running = asyncio.ensure_future(sandbox.exec(argv, timeout_s=_LONGEST_S))
-        return sandbox, running
+        return sandbox, asyncio.create_task(sandbox.exec(argv, timeout_s=_LONGEST_S))
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def end(self, sandbox: Sandbox, running: "Future[Any] | asyncio.Task[Any]") -> None:
+    def end(self, sandbox: Sandbox, running: "asyncio.Task[ExecResult]") -> None:
         """Destroy a worker's sandbox."""
         self._wait(_end(sandbox, running))
 
 
-async def _end(sandbox: Sandbox, running: Any) -> None:
+def _said(running: "asyncio.Task[ExecResult]") -> str:
+    if not running.done() or running.cancelled() or running.exception():
+        return "no answer"
+    lines = running.result().stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {running.result().exit_code}"
+
+
+async def _end(sandbox: Sandbox, running: "asyncio.Task[ExecResult]") -> None:
     await sandbox.destroy()
     await asyncio.gather(running, return_exceptions=True)
 
 
 class _Confined(LineChannel):
     def __init__(
-        self, host: SandboxHost, connection: socket.socket, sandbox: Sandbox, running: Any
+        self,
+        host: SandboxHost,
+        connection: socket.socket,
+        sandbox: Sandbox,
+        running: "asyncio.Task[ExecResult]",
     ) -> None:
         super().__init__(connection.makefile("wb"), connection.makefile("rb"))
         self._host, self._connection = host, connection

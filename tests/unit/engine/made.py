@@ -1,6 +1,7 @@
 """Small models and requests for the engine's tests."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -81,7 +82,7 @@ def split(folder: Path, source: Path) -> Path:
 
 
 def request(
-    prompt: list[int] | tuple[int, ...],
+    prompt: Iterable[int],
     *,
     session: str = "s",
     stop_ids: tuple[int, ...] = (),

@@ -1,4 +1,4 @@
-import os
+import re
 import shutil
 from pathlib import Path
 
@@ -41,8 +41,14 @@ def real_packages(env):
     for link in next(env.glob("lib/*/site-packages")).iterdir():
         target = link.resolve()
         link.unlink()
-        skip = shutil.ignore_patterns("lexers", "__pycache__")
-        shutil.copytree(target, link, ignore=skip)
+        if target.is_dir():
+            shutil.copytree(target, link)
+        else:
+            shutil.copy(target, link)
+
+
+def plain(message):
+    return re.sub(r"0x[0-9a-f]+", "0x…", message)
 
 
 def target_of(text, name, at=0):
@@ -89,7 +95,7 @@ def test_a_swap_says_what_a_fresh_import_says(worker, package):
             assert (quick.failed, quick.passed) == (fresh.failed, fresh.passed), edit
             assert quick.tests.keys() == fresh.tests.keys()
             for test in quick.failed:
-                assert quick.tests[test].error == fresh.tests[test].error
+                assert plain(quick.tests[test].error) == plain(fresh.tests[test].error)
                 assert quick.tests[test].frames == fresh.tests[test].frames
 
 
@@ -123,7 +129,7 @@ def test_the_base_is_never_written_to(package, taskset):
     before = {p: p.stat().st_mtime_ns for p in package.rglob("*")}
     space = Workspace(base=package, env=env, import_root="src", workdir="/home/dev/shapes")
     start = LocalProcess(space)
-    scratch = Path(os.readlink(f"/proc/{start._process.pid}/cwd"))
+    scratch = Path(f"/proc/{start._process.pid}/cwd").readlink()
     start.close()
     assert not scratch.exists()
     assert {p: p.stat().st_mtime_ns for p in package.rglob("*")} == before

@@ -87,7 +87,8 @@ def _invert(p: Tensor, u: Tensor) -> Tensor:
     sum above a point that is below the total, so that a token of probability 0 is never taken.
     """
     vocab = p.shape[1]
-    blocks = (p if vocab % BLOCK == 0 else F.pad(p, (0, -vocab % BLOCK))).unflatten(1, (-1, BLOCK))
+    padded = p if vocab % BLOCK == 0 else F.pad(p, (0, -vocab % BLOCK))
+    blocks = padded.view(len(p), -1, BLOCK)
     running = blocks.sum(-1).double().cumsum(-1)
     points = u * running[:, -1:]
     block = torch.searchsorted(running, points, right=True).clamp_(max=blocks.shape[1] - 1)
