@@ -112,7 +112,8 @@ async def vllm(model: Path) -> AsyncIterator[Served]:
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "pocket", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--max-model-len", str(CONTEXT), "--enforce-eager", "--dtype", "bfloat16"]
-    command += ["--skip-tokenizer-init"]
+    command += ["--enable-scale-out"]  # the routes that take token ids
+    command += ["--skip-tokenizer-init", "--disable-uvicorn-access-log"]
     env = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"}
     limits = httpx.Limits(max_connections=max(IN_FLIGHT))
     async with (

@@ -10,8 +10,8 @@ from insitu.config.section import Section
 class EngineConfig(Section):
     """The inference engine."""
 
-    kind: str = "embedded"
-    """Which engine; `insitu doctor` lists those that work here."""
+    kind: Literal["embedded"] = "embedded"
+    """Which engine; the embedded one is the only one so far."""
     slots: int = Field(default=64, ge=1)
     """Sequences decoded at the same time; more requests wait."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -10,6 +10,8 @@ class EvalConfig(Section):
 
     attempts: int = Field(default=1, ge=1)
     """Episodes per task; pass@1 is the mean over them."""
+    compare: str = ""
+    """Folder of a second model; both are evaluated and compared by a paired test."""
     greedy: bool = False
     """Evaluate with temperature 0 as well, one attempt per task."""
     temperature: float = Field(default=1.0, ge=0)
@@ -17,7 +19,7 @@ class EvalConfig(Section):
     in_flight: int = Field(default=0, ge=0)
     """Episodes at the same time; 0: as in [rollout]."""
     limit: int = Field(default=0, ge=0)
-    """Evaluate on so many held-out tasks, chosen by the seed; 0: all."""
+    """Evaluate on the first so many held-out tasks of the set's balanced order; 0: all."""
     baselines: bool = True
     """Report the baselines without a model beside the policies."""
     baseline_tries: int = Field(default=5, ge=1)

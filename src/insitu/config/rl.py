@@ -23,7 +23,7 @@ class RLConfig(Section):
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between two checkpoints of the trainer."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """The newest so many checkpoints and unused weights are kept."""
+    """The newest so many checkpoints, and policy versions besides the base, are kept."""
 
     @property
     def on_policy(self) -> bool:

@@ -13,4 +13,4 @@ class TasksConfig(Section):
     heldout: str = ""
     """Folder of the task set to evaluate on; it shares no package with `train`."""
     limit: int = Field(default=0, ge=0)
-    """Train on so many tasks, chosen by the seed; 0: all."""
+    """Train on the first so many tasks of the set's balanced order; 0: all."""

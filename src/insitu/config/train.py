@@ -35,11 +35,9 @@ class TrainConfig(Section):
     """`double_sided_is`: the ratio's upper bound."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the forward pass; the optimiser's weights are float32."""
-    device: str = "auto"
-    """`cpu`, `cuda`, …; `auto`: an accelerator where there is one."""
+    device: Literal["auto", "cpu"] = "auto"
+    """Where the trainer runs; `auto` is the CPU, an accelerator is not used yet."""
     threads: int = Field(default=1, ge=0)
     """CPU cores it uses; 0: all."""
-    deterministic: bool = False
-    """Same batch, same bits; slower on accelerators."""
     max_tokens_per_pack: int = Field(default=4096, ge=16)
     """Tokens per forward and backward pass; bounds memory, does not change the result."""

@@ -42,6 +42,7 @@ class LocalService:
     _process: asyncio.subprocess.Process | None = None
     _watcher: asyncio.Task[None] | None = None
     _up: asyncio.Event = field(default_factory=asyncio.Event)
+    _end: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: ServiceError | None = None
 
     @property
@@ -73,6 +74,12 @@ class LocalService:
             waiter.cancel()
         if self._failure is not None:
             raise self._failure
+
+    async def given_up(self) -> ServiceError:
+        """Wait until the service is given up, which may be never; why it was."""
+        await self._end.wait()
+        assert self._failure is not None
+        return self._failure
 
     async def stop(self) -> None:
         """End the process group: first asked, after three seconds forced."""
@@ -110,6 +117,7 @@ class LocalService:
                     f"{self.name} died {len(deaths)} times within {self.death_window_s:.0f} s "
                     f"(last: {cause}); its output is in {self.log}"
                 )
+                self._end.set()
                 return
             self.restarts += 1
             await asyncio.sleep(min(0.1 * 2 ** len(deaths), 5.0))

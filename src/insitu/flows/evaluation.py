@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from insitu.evaluate.suite import EvalResult, run_suite, summarise
 from insitu.flows.progress import Progress
 from insitu.flows.recording import Recorder
-from insitu.flows.services import Services
+from insitu.flows.services import Services, unless_given_up
 from insitu.ledger.ledger import Ledger
 from insitu.ledger.recovery import OpenGroup, recover
 from insitu.rollout.episode import Attempt
@@ -60,7 +60,7 @@ async def evaluate_policy(
         passed.append(episode.signal("passed") >= 1)
         progress.advance(done, f"passed {sum(passed) / len(passed):.1%}")
 
-    episodes = await run_suite(
+    work = run_suite(
         tasks,
         suite.run,
         attempts=attempts,
@@ -68,6 +68,7 @@ async def evaluate_policy(
         seed=services.config.run.seed,
         progress=show,
     )
+    episodes = await unless_given_up(services, work)
     result = summarise(
         episodes,
         suite="heldout",

@@ -5,6 +5,7 @@ served. So whatever dies, the same batches are taken again from the last checkpo
 order, and give the same losses; no group is trained twice into one history, and none is lost.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from insitu.rollout.samples import batch_samples
 from insitu.types import EngineError, Group, PolicyVersion, StepReport, TrainError
 
 _log = get_log("flows")
+_REFUSALS = 3
 
 
 class Learner:
@@ -39,9 +41,14 @@ class Learner:
             return reports[-1]
 
     async def catch_up(self, progress: Progress | None = None) -> list[StepReport]:
-        """Take the steps that were planned, or done after the trainer's last checkpoint."""
-        services = self._services
+        """Take the steps that were planned, or done after the trainer's last checkpoint.
+
+        Raises:
+            TrainError: the trainer lives and refuses the same again and again.
+        """
+        services, refusals = self._services, 0
         while True:
+            lives = services.processes["trainer"].pid
             try:
                 await services.processes["trainer"].ready()
                 step = (await self._trainer.status()).step
@@ -59,6 +66,11 @@ class Learner:
                 ]
             except TrainError as error:
                 _log.warning("while catching up: %s", error)
+                # The same process that refuses will not change its mind; a new one may.
+                refusals = refusals + 1 if services.processes["trainer"].pid == lives else 0
+                if refusals >= _REFUSALS:
+                    raise
+                await asyncio.sleep(0.5)
 
     async def save(self) -> None:
         """Checkpoint the trainer, if it is alive; a missed checkpoint costs time only."""
@@ -76,6 +88,7 @@ class Learner:
         await self._serve(policy)
         ledger.finish_step(report, started_at=started)
         self.version = number
+        self._services.store.prune(keep=self._services.config.rl.keep_checkpoints)
         if number % self._services.config.rl.checkpoint_every == 0:
             await self.save()
         return report

@@ -19,16 +19,17 @@ from insitu.flows.progress import Progress
 from insitu.flows.recording import Recorder
 from insitu.flows.reporting import report_data
 from insitu.flows.runs import open_run, read_tasks
-from insitu.flows.services import Services, open_services
+from insitu.flows.services import Services, open_services, unless_given_up
 from insitu.ledger.metrics import write_metrics
 from insitu.ledger.recovery import OpenGroup, recover
 from insitu.ledger.rows import GroupRow
 from insitu.ledger.run_folder import RunFolder
+from insitu.ledger.summary import training_time
 from insitu.rollout.admission import Admission
 from insitu.rollout.batches import batches
 from insitu.rollout.dispatcher import Dispatcher, GroupPlan
 from insitu.rollout.plans import plan_groups
-from insitu.types import Group, StepReport, Task
+from insitu.types import Group, StepReport, Task, UsageError
 
 
 async def train_policy(services: Services, tasks: Sequence[Task], progress: Progress) -> int:
@@ -46,7 +47,8 @@ async def train_policy(services: Services, tasks: Sequence[Task], progress: Prog
     plans = _plans(services, tasks, [g for g in before.open if not g.row.eval_id])
     dispatcher = _dispatcher(services, plans, learner.version, waiting=len(before.ready))
     try:
-        await _loop(services, learner, dispatcher, before.ready, progress)
+        loop = _loop(services, learner, dispatcher, before.ready, progress)
+        await unless_given_up(services, loop)
     finally:
         # What was in flight has been cancelled: it ends here, and is not trained.
         services.ledger.interrupt(cause="the run ended")
@@ -62,7 +64,8 @@ async def _loop(
     progress: Progress,
 ) -> None:
     settings = services.config.rl
-    deadline = time.monotonic() + (settings.max_wall_s or float("inf"))
+    spent = sum(end - start for start, end in training_time(services.ledger))
+    deadline = time.monotonic() + (settings.max_wall_s or float("inf")) - spent
     progress.stage("training", settings.steps)
     async with aclosing(dispatcher.groups()) as fresh:
         source = batches(
@@ -94,6 +97,8 @@ async def _stored(
 
 
 def _refusal(services: Services, admission: Admission, group: Group) -> str:
+    if not any(s.sampled for e in group.episodes for s in e.segments):
+        return "no tokens"
     if admission.is_stale(group.oldest_version):
         return "stale"
     if services.config.rl.skip_groups_without_signal and not group.has_signal:
@@ -157,8 +162,17 @@ def _figures(batch: Sequence[Group], report: StepReport) -> str:
     return "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
 
 
+def _check_sampling(config: Config) -> None:
+    if config.gateway.top_p < 1 or config.gateway.top_k > 0:
+        raise UsageError(
+            "gateway.top_p and gateway.top_k cut the distribution, which the loss does not know",
+            remedy="train with top_p = 1 and top_k = 0; evaluation may use both",
+        )
+
+
 def run_rl(config: Config, *, resume: bool, progress: Progress) -> RunFolder:
     """Train a policy by RL inside a product, as the recipe says; the run's folder."""
+    _check_sampling(config)
     tasks = read_tasks(config.tasks.train, key="tasks.train", use="rl", limit=config.tasks.limit)
     with open_run(config, resume=resume) as (folder, ledger):
 

@@ -4,15 +4,17 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from insitu.config.tree import Config
 from insitu.engine.client import EngineClient
 from insitu.fleet.local import LocalService
+from insitu.gateway.dialects.table import ROUTES
 from insitu.gateway.server import Gateway
 from insitu.kit.atomic import write_atomic
 from insitu.kit.codec import to_json
@@ -23,14 +25,16 @@ from insitu.product.config import Product, read_product
 from insitu.product.launch import base_url, prepare_product, run_product, sandbox_spec
 from insitu.render.renderer import TokenRenderer
 from insitu.reward.formula import evaluate
-from insitu.reward.signals import episode_signals
+from insitu.reward.signals import NAMES, episode_signals
 from insitu.reward.verify import Verifier
 from insitu.rollout.episode import EpisodeRunner
 from insitu.sandbox.backends import open_backend
 from insitu.sandbox.base import SandboxBackend
 from insitu.train.client import TrainerClient
-from insitu.types import Fault, Sampling, UsageError
+from insitu.types import Fault, Sampling, Signal, UsageError
 from insitu.weights.store import WeightStore
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +73,8 @@ async def open_services(
         UsageError: something the recipe names is missing or cannot work here.
         ServiceError: a process did not come up.
     """
-    product = read_product(Path(config.product.file))
-    prepare_product(product)
+    product = _product(config)
+    _check_reward(config.reward.formula)
     store = open_store(config, folder)
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(_sandboxes(config, folder))
@@ -103,6 +107,27 @@ async def open_services(
         )
 
 
+def _product(config: Config) -> Product:
+    """The product as the recipe starts it, prepared."""
+    section = config.product
+    product = read_product(Path(section.file))
+    prepare_product(product)
+    changes: dict[str, object] = {"command": (*product.command, *section.arguments)}
+    if section.timeout_s:
+        changes["timeout_s"] = section.timeout_s
+    if product.dialect not in ROUTES:
+        raise UsageError(
+            f"{section.file}: dialect {product.dialect!r} is not spoken",
+            remedy=f"use one of {', '.join(sorted(ROUTES))}",
+        )
+    return product.model_copy(update=changes)
+
+
+def _check_reward(formula: str) -> None:
+    """Refuse a formula that no episode could be scored by, before the first one runs."""
+    evaluate(formula, [Signal(name=name, value=1.0) for name in NAMES])
+
+
 def open_store(config: Config, folder: RunFolder) -> WeightStore:
     """The run's weight store; a new one begins with the recipe's base policy as version 0."""
     store = WeightStore(folder.weights)
@@ -118,6 +143,26 @@ def open_store(config: Config, folder: RunFolder) -> WeightStore:
 def context_of(config: Config, store: WeightStore) -> int:
     """Tokens that a call may hold: the recipe's limit, or what the model was made for."""
     return config.policy.context or store.context_of(0)
+
+
+async def unless_given_up(services: Services, work: Coroutine[Any, Any, T]) -> T:
+    """Do `work`, but stop it when a service has died too often: it could only wait for ever.
+
+    Raises:
+        ServiceError: a service was given up.
+    """
+    task = asyncio.create_task(work)
+    watchers = [asyncio.create_task(p.given_up()) for p in services.processes.values()]
+    try:
+        await asyncio.wait({task, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+        for watcher in watchers:
+            if watcher.done():
+                raise watcher.result()
+        return await task
+    finally:
+        for each in (task, *watchers):
+            each.cancel()
+        await asyncio.gather(task, *watchers, return_exceptions=True)
 
 
 @asynccontextmanager

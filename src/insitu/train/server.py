@@ -138,8 +138,6 @@ def trainer_spec(config: Config, base: str) -> "TrainerSpec":
     from insitu.train.trainer import TrainerSpec
 
     c = config.train
-    if c.device not in ("auto", "cpu"):
-        raise UsageError(f"train.device {c.device!r}: the trainer runs on the CPU", remedy="auto")
     options = {
         "dppo_tv": {"threshold": c.tv_threshold, "tau": c.kl},
         "double_sided_is": {"low": c.ratio_low, "high": c.ratio_high},

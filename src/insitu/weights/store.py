@@ -69,8 +69,8 @@ class WeightStore:
             write_atomic(temporary / MANIFEST, json.dumps(manifest))
         return self.get(number)
 
-    def adopt(self, model: Path) -> PolicyVersion:
-        """Make the Hugging Face model in a folder version 0, its weights rounded to bf16.
+    def adopt(self, model: Path, *, number: int = 0) -> PolicyVersion:
+        """Make the Hugging Face model in a folder version `number`, its weights rounded to bf16.
 
         Raises:
             UsageError: the folder holds no model, or weights of another kind than float.
@@ -78,7 +78,7 @@ class WeightStore:
             OSError: the disk is full; the version is not there.
         """
         tensors = {name: to_bf16(t) for name, t in read_model(model).items()}
-        return self.publish(tensors, number=0, step=0, side_files=model)
+        return self.publish(tensors, number=number, step=0, side_files=model)
 
     @property
     def is_empty(self) -> bool:

@@ -48,7 +48,7 @@ def real_packages(env):
 
 
 def plain(message):
-    return re.sub(r"0x[0-9a-f]+", "0x…", message)
+    return re.sub(r"x[0-9a-f]{8,}", "x…", message)
 
 
 def target_of(text, name, at=0):

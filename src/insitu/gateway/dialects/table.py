@@ -11,6 +11,9 @@ DIALECTS: Final[dict[str, str]] = {
 }
 """Route → `module:Class`."""
 
+ROUTES: Final[dict[str, str]] = {"openai-chat": "/v1/chat/completions"}
+"""What `product.toml` calls a dialect → its route."""
+
 
 @cache
 def dialect_at(route: str) -> Dialect:
