@@ -97,7 +97,7 @@ async def insitu(model: Path, *options: str) -> AsyncIterator[Served]:
             return len((await client.generate(request)).token_ids)
 
         async with running(command, {"INSITU_TOKEN": token}) as process:
-            await client.wait_ready(120)
+            await client.wait_ready(600)
             yield Served(process, generate)
             await client.close()
 
@@ -156,7 +156,7 @@ async def running(
 
 
 async def healthy(client: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 300
+    end = time.monotonic() + 600
     while time.monotonic() < end and process.poll() is None:
         try:
             if (await client.get("/health")).status_code == 200:
@@ -183,11 +183,15 @@ async def measure(model: Path, rounds: int, options: list[str]) -> dict[str, rep
     rates: dict[str, dict[int, list[float]]] = {
         name: {n: [] for n in IN_FLIGHT} for name in ("insitu", "vllm")
     }
+    # Asked to end, it ends the engines too, also the one that is stopped.
+    this = asyncio.current_task()
+    if this is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     async with AsyncExitStack() as stack:
         served = {}
         for name, opened in (("vllm", vllm(model)), ("insitu", insitu(model, *options))):
             served[name] = await stack.enter_async_context(opened)
-            await rate(served[name], max(IN_FLIGHT), random.Random(-1), vocab)
+            await rate(served[name], 4, random.Random(-1), vocab)  # warm
             served[name].pause()
         for seed in range(rounds):
             for n in IN_FLIGHT:

@@ -183,6 +183,20 @@ def encoder(work: Path) -> TranscriptEncoder:
     )
 
 
+def edited(messages: list[dict[str, Any]]) -> frozenset[int]:
+    """Indexes of the answers to `edit` and `undo`: one line, found again by its number.
+
+    To predict it, a model must find the line that the call names and copy it with the change: the
+    very thing it needs for writing `old`. So these lines carry loss, though no model says them.
+    """
+    return frozenset(
+        i
+        for i, message in enumerate(messages)
+        if message["role"] == "tool"
+        and messages[i - 1]["tool_calls"][0]["function"]["name"] in ("edit", "undo")
+    )
+
+
 def make_repairs(work: Path, spec: dict[str, Any]) -> None:
     """One token set of synthetic repairs, as a table of sets.toml says."""
     rng = random.Random(spec["seed"])
@@ -211,9 +225,17 @@ def make_repairs(work: Path, spec: dict[str, Any]) -> None:
             except (InsituError, SyntaxError, ValueError, RecursionError, IndexError):
                 continue  # code that this Python parses in the file but not on its own
             for talk in talks:
+                edits = edited(talk.messages)
 
-                def scored(_: int, line: str, broken: frozenset[int] = talk.broken) -> bool:
+                def scored(
+                    i: int,
+                    line: str,
+                    broken: frozenset[int] = talk.broken,
+                    edits: frozenset[int] = edits,
+                ) -> bool:
                     number = line.split(" ", 1)[0]
+                    if i in edits:
+                        return number.isdigit()
                     sound = number.isdigit() and int(number) not in broken
                     return rng.random() < spec["context_share"] and sound
 
@@ -237,7 +259,12 @@ def make_sessions(work: Path, sessions: Path, name: str, longest: int = 1400) ->
             messages = record["messages"]
             if messages[-1]["role"] == "tool":
                 messages = messages[:-1]  # nothing is said after `finish`
-            document = encode.document(messages, unscored=record["unscored"])
+            edits = edited(messages)
+
+            def scored(i: int, line: str, edits: frozenset[int] = edits) -> bool:
+                return i in edits and line.split(" ", 1)[0].isdigit()
+
+            document = encode.document(messages, unscored=record["unscored"], also_scored=scored)
             if len(document.ids) <= longest:
                 yield document
 

@@ -2,9 +2,12 @@
 
     python recipes/pocket/record.py TASKSET OUT.jsonl [SESSIONS_PER_TASK] [USE]
     python recipes/pocket/record.py --trials TASKSET OUT.jsonl BASE=ENV …
+    python recipes/pocket/record.py --more TASKSET OUT.jsonl BASE=ENV …
 
 The second form takes every bug that the builder tried and a test noticed, before it chose a
-balanced set of them: more sessions, the same packages.
+balanced set of them: more sessions, the same packages. The third breaks the same functions in
+other ways, runs one of the tests that noticed a bug there, and where it fails too records the
+session up to the right edit.
 
 Runs in insitu's environment; one worker per task environment runs mender in that environment on
 a copy of the workspace. Each line of OUT is {"task_id", "messages", "unscored", "family", "passed"}.
@@ -104,11 +107,57 @@ def trial_jobs(taskset: Path, base: str) -> list[dict]:
     return found
 
 
+def more_jobs(taskset: Path, base: str, each: int = 8) -> list[dict]:
+    """Up to `each` further bugs for every function of a package in which a test noticed one."""
+    from dataclasses import asdict
+
+    from insitu.corpus.oracle import Manner
+    from insitu.tasks.mutate import candidate_edits, reverse
+
+    rng = random.Random(f"more {base}")
+    known: dict[tuple[str, str, int, int], dict[str, set]] = {}
+    for line in (taskset / "work" / base / "trials.jsonl").read_text().splitlines():
+        for text in json.loads(json.loads(line)["trials"]):
+            t = json.loads(text)
+            if t["status"] == "killed":
+                key = (t["path"], t["qualname"], t["first_line"], t["last_line"])
+                entry = known.setdefault(key, {"tests": set(), "done": set()})
+                entry["tests"] |= set(t["failing"][:3])
+                entry["done"].add((t["edit"]["line"], t["edit"]["old"], t["edit"]["new"]))
+    found = []
+    for (path, name, first, last), entry in sorted(known.items()):
+        legal = candidate_edits((taskset / "bases" / base / path).read_text(), path, first, last)
+        fresh = [(e, f) for e, f in legal if (e.line, e.old, e.new) not in entry["done"]]
+        families = sorted({f for _, f in fresh})
+        for _ in range(each if families else 0):
+            family = rng.choice(families)
+            bug = rng.choice([e for e, f in fresh if f == family])
+            test = rng.choice(sorted(entry["tests"]))
+            found.append(
+                {
+                    "task_id": f"{base}:{name}:{bug.line}:{bug.old}:{bug.new}",
+                    "layers": [str(taskset / "bases" / base), ""],
+                    "bug": asdict(bug),
+                    "issue": f"`{name}` in {path}:{first} is broken: {test} fails. "
+                    "Fix it; leave the tests alone.",
+                    "path": path,
+                    "line": first,
+                    "family": family,
+                    "repair": asdict(reverse(bug)),
+                    "wrong": [],
+                    "manner": asdict(Manner()),
+                    "short": True,
+                }
+            )
+    rng.shuffle(found)
+    return found
+
+
 class Teacher:
     """Stands where mender's API client stands."""
 
-    def __init__(self, oracle) -> None:
-        self.oracle, self.unscored = oracle, []
+    def __init__(self, oracle, *, short: bool = False) -> None:
+        self.oracle, self.unscored, self.short = oracle, [], short
 
     def chat(self, messages, _tools):
         """The oracle's next tool call as an assistant's message."""
@@ -118,13 +167,17 @@ class Teacher:
             raise EOFError("the oracle has nothing more to say")
         if not action.taught:
             self.unscored.append(len(messages))
+        self.messages = messages
         function = {
             "name": action.tool,
             "arguments": json.dumps(action.arguments, ensure_ascii=False),
         }
         call = {"id": f"call_{len(messages)}", "type": "function", "function": function}
-        self.messages = messages
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if self.short and action.tool == "run_tests" and len(messages) > 2:
+            messages.append(message)
+            raise EOFError("what the test says then is not recorded")
+        return message
 
 
 def work(jobs_file: Path, out: Path) -> None:
@@ -141,8 +194,10 @@ def work(jobs_file: Path, out: Path) -> None:
                 _break(file, **job["bug"])
             else:
                 shutil.copyfile(Path(job["layers"][1]) / job["path"], file)
-            f.write(json.dumps(_session(job, root)) + "\n")
-            f.flush()
+            session = _session(job, root)
+            if not (job.get("short") and session["passed"]):
+                f.write(json.dumps(session) + "\n")
+                f.flush()
             shutil.copyfile(base / job["path"], file)
     shutil.rmtree(scratch, ignore_errors=True)
 
@@ -168,7 +223,7 @@ def _session(job: dict, root: Path) -> dict:
         repair=Edit(**job["repair"]),
         wrong=tuple(Edit(**e) for e in job["wrong"]),
     )
-    teacher = Teacher(Oracle(facts, Manner(**job["manner"])))
+    teacher = Teacher(Oracle(facts, Manner(**job["manner"])), short=job.get("short", False))
     test = job["issue"].split(" is broken: ")[1].split(" fails")[0]
     hands = tools.Tools(root, lambda: testing.run(root, test), 5)
     with contextlib.suppress(EOFError):
@@ -188,10 +243,11 @@ def main() -> None:
     if sys.argv[1] == "--work":
         work(Path(sys.argv[2]), Path(sys.argv[3]))
         return
-    if sys.argv[1] == "--trials":
+    if sys.argv[1] in ("--trials", "--more"):
         taskset, out = Path(sys.argv[2]).resolve(), Path(sys.argv[3])
         pairs = (pair.split("=") for pair in sys.argv[4:])
-        todo = [(str(taskset / "envs" / env), trial_jobs(taskset, base)) for base, env in pairs]
+        listed = trial_jobs if sys.argv[1] == "--trials" else more_jobs
+        todo = [(str(taskset / "envs" / env), listed(taskset, base)) for base, env in pairs]
     else:
         taskset, out = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
         sessions = int(sys.argv[3]) if len(sys.argv) > 3 else 4

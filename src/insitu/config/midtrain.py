@@ -58,6 +58,8 @@ class MidtrainConfig(Section):
     """Tokens per optimiser step."""
     micro_tokens: int = Field(default=4096, ge=16)
     """Tokens per forward and backward pass; bounds memory, does not change the result."""
+    optimiser: Literal["adamw", "muon"] = "adamw"
+    """`muon` learns more from each token of a new small model."""
     lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate."""
     lr_floor: float = Field(default=0.02, ge=0, le=1)

@@ -38,7 +38,9 @@ class Styles:
     single: float = 0.45
     """Read, repair."""
     several: float = 0.40
-    """Two to four bugs, repaired in random order."""
+    """Several bugs, repaired in random order: many repairs for the tokens of one function."""
+    counts: tuple[int, ...] = (2, 3, 3, 4, 5)
+    """How many bugs these have; one of these numbers at random."""
     wrong_first: float = 0.08
     """A wrong edit (without loss), undone, then the right one."""
     refused: float = 0.07
@@ -95,7 +97,7 @@ class RepairMaker:
         s = self.styles
         weights = (s.single, s.several, s.wrong_first, s.refused)
         style = rng.choices(("single", "several", "wrong_first", "refused"), weights)[0]
-        bugs = self._bugs(legal, rng, rng.choice((2, 2, 3, 3, 4)) if style == "several" else 1)
+        bugs = self._bugs(legal, rng, rng.choice(s.counts) if style == "several" else 1)
         start = _start_line(rng)
         path = rng.choice(self.paths) if rng.random() < 0.7 else function.document.path
         moved = [(_moved(e, path, start - first), family) for e, family in bugs]

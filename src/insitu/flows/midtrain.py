@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from insitu.config.midtrain import SourceConfig
 from insitu.config.tree import Config
-from insitu.train.token_sets import Source
+from insitu.train.token_sets import TokenSource
 
 if TYPE_CHECKING:
     from insitu.train.midtrain import MidtrainResult, MidtrainSpec
@@ -29,16 +29,16 @@ def run_midtrain(config: Config, *, progress: bool = True) -> "MidtrainResult":
 def midtrain_spec(config: Config) -> "MidtrainSpec":
     """The recipe as the trainer takes it; starts from `policy.model`, or from nothing."""
     from insitu.train.midtrain import MidtrainSpec
-    from insitu.train.model import Shape
+    from insitu.train.model import ModelShape
     from insitu.train.optimiser import AdamSpec
 
     section = config.midtrain
     return MidtrainSpec(
         out=str(Path(config.run.folder) / (config.run.name or "midtrain")),
         train=tuple(_source(source) for source in section.train),
-        held_out=tuple(Source(folder=folder) for folder in section.held_out),
+        held_out=tuple(TokenSource(folder=folder) for folder in section.held_out),
         init=config.policy.model,
-        shape=Shape(**section.shape.model_dump(), context=section.context),
+        shape=ModelShape(**section.shape.model_dump(), context=section.context),
         tokenizer=section.tokenizer,
         seed=config.run.seed,
         threads=section.threads or len(os.sched_getaffinity(0)),
@@ -47,6 +47,7 @@ def midtrain_spec(config: Config) -> "MidtrainSpec":
         context=section.context,
         max_tokens=section.max_tokens,
         max_wall_s=section.max_wall_s or math.inf,
+        optimiser=section.optimiser,
         lr=section.lr,
         schedule=section.schedule,
         warmup=section.warmup,
@@ -59,6 +60,6 @@ def midtrain_spec(config: Config) -> "MidtrainSpec":
     )
 
 
-def _source(source: SourceConfig) -> Source:
+def _source(source: SourceConfig) -> TokenSource:
     kept = source.decay_weight if source.decay_weight >= 0 else None
-    return Source(folder=source.folder, weight=source.weight, decay_weight=kept)
+    return TokenSource(folder=source.folder, weight=source.weight, decay_weight=kept)

@@ -35,12 +35,13 @@ class Problem:
 class RpcClient:
     """Asks one service; used from one event loop.
 
-    Example: `RpcClient(Path("engine.sock"), token, error=EngineError)`.
+    Example: `RpcClient(Path("engine.sock"), token, error=EngineError, name="engine")`.
     """
 
-    def __init__(self, socket: Path, token: str, *, error: type[BoundaryError]) -> None:
-        """`error` is raised when the service is gone, fails or answers nonsense."""
+    def __init__(self, socket: Path, token: str, *, error: type[BoundaryError], name: str) -> None:
+        """`error` is raised when the service, told by `name`, is gone or fails."""
         self._socket, self._token, self._error = str(socket), token, error
+        self._name = f"{name} at {socket}"
         self._idle: list[_Connection] = []
         self._open: set[asyncio.StreamWriter] = set()
         self._closed = False
@@ -60,15 +61,15 @@ class RpcClient:
             async with asyncio.timeout(timeout_s):
                 status, answer = await self._exchange(path, body)
         except TimeoutError as e:
-            raise self._error(f"{self._socket}: no answer within {timeout_s} s") from e
+            raise self._error(f"{self._name}: no answer within {timeout_s} s") from e
         except _LOST as e:
-            raise self._error(f"{self._socket}: {type(e).__name__}: {e}") from e
+            raise self._error(f"{self._name}: {type(e).__name__}: {e}") from e
         try:
             if status == 200:
                 return from_json(kind, answer)
             problem = from_json(Problem, answer)
         except pydantic.ValidationError as e:
-            raise self._error(f"{self._socket} answered nonsense: {e}") from e
+            raise self._error(f"{self._name} answered nonsense: {e}") from e
         if status == REFUSED:
             raise ValueError(problem.message)
         raise self._error(problem.message)

@@ -9,7 +9,7 @@ from insitu.tasks.stubs import locate, stub
 from insitu.types import Edit
 
 
-class Function(Protocol):
+class TestedFunction(Protocol):
     """Where a function stands, and how long its tests take."""
 
     @property
@@ -46,7 +46,9 @@ def time_limit(base_s: float) -> float:
 class Bench:
     """One function of one file on a warm worker."""
 
-    def __init__(self, worker: Worker, source: str, function: Function, *, at_import: bool) -> None:
+    def __init__(
+        self, worker: Worker, source: str, function: TestedFunction, *, at_import: bool
+    ) -> None:
         self.source = source
         self._worker, self._function = worker, function
         self._place = locate(source, function.first_line)

@@ -212,7 +212,9 @@ class _Build:
         pool: list[Trial] = []
         jobs: list[Callable[[], list[Trial]]] = []
         for package in packages:
-            known, rest = trial_jobs(self.spec.folder, package, plan, self._tick)
+            known, rest = trial_jobs(
+                self.spec.folder, package, plan, self._tick, workers=self.workers
+            )
             pool += known
             jobs += rest
         if pool:
@@ -251,7 +253,12 @@ class _Build:
             if not open_:
                 break
             known, jobs = validation_jobs(
-                spec.folder, by_name, open_, self._tick, candidates=spec.candidates
+                spec.folder,
+                by_name,
+                open_,
+                self._tick,
+                candidates=spec.candidates,
+                workers=self.workers,
             )
             rest = len(open_) - len(known)
             found = list(known.values())

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from insitu.sandbox import paths
 from insitu.sandbox.backends import open_backend
 from insitu.sandbox.base import Sandbox, SandboxBackend
-from insitu.tasks.runner import TEST_ENV, WORKER, Channel, LineChannel, Workspace
+from insitu.tasks.runner import TEST_ENV, WORKER, LineChannel, WorkerChannel, Workspace
 from insitu.types import ExecResult, Forward, Limits, Mount, SandboxError, SandboxSpec, TaskError
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class SandboxHost:
         self._loop.close()
         self._folder.cleanup()
 
-    def start(self, space: Workspace) -> Channel:
+    def start(self, space: Workspace) -> WorkerChannel:
         """A worker in a fresh sandbox.
 
         Raises:

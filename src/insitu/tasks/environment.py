@@ -8,14 +8,14 @@ from pathlib import Path
 
 from insitu.kit.atomic import atomic_folder
 from insitu.kit.digest import digest_bytes
-from insitu.tasks.source import Source
+from insitu.tasks.source import SourceTree
 from insitu.types import TaskError
 
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _ALWAYS = ("pytest>=8",)
 
 
-def build_environment(source: Source, envs: Path) -> Path:
+def build_environment(source: SourceTree, envs: Path) -> Path:
     """A folder under `envs` with `bin/python` and its site-packages; shared by equal needs.
 
     The environment has no pip and no package of `source`; the workspace gets on the path by
@@ -57,7 +57,7 @@ def site_packages(env: Path) -> Path:
     return env / "lib" / f"python{_VERSION}" / "site-packages"
 
 
-def _run(command: list[str], source: Source) -> None:
+def _run(command: list[str], source: SourceTree) -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     if run.returncode:
         lines = [s for s in run.stderr.splitlines() if "ERROR" in s] or run.stderr.splitlines()

@@ -4,15 +4,13 @@ import ast
 from functools import lru_cache
 
 from insitu.kit.digest import digest_bytes
-from insitu.tasks.mutate import definitions
+from insitu.tasks.mutate import FunctionNode, definitions
 
-_SMALLEST = 25
+_SMALLEST = 18
 """Syntax-tree nodes; smaller functions are alike by nature."""
 _NOT_CODE = frozenset(
     ("annotation", "returns", "decorator_list", "type_comment", "type_params", "ctx", "kind")
 )
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @lru_cache(maxsize=512)
@@ -20,7 +18,7 @@ def fingerprints(source: str) -> dict[tuple[str, int], str]:
     """By qualified name and line, the digest of each function's normalised syntax tree.
 
     Docstrings, decorators, annotations and the names of parameters and locals do not count.
-    Functions of fewer than 25 nodes are left out.
+    Functions of fewer than 18 nodes are left out.
 
     Raises:
         SyntaxError: the source is not Python.
@@ -36,7 +34,7 @@ def fingerprints(source: str) -> dict[tuple[str, int], str]:
 class _Names:
     """Numbers for the names that belong to a function, in order of use."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: FunctionNode) -> None:
         self._own = {function.name}
         self._numbers: dict[str, str] = {}
         for node in ast.walk(function):
@@ -78,14 +76,14 @@ def _write(node: ast.AST, parts: list[str], names: _Names) -> int:
                 else:
                     parts.append(str(item))
         elif value is not None:
-            inner = isinstance(node, Function) and field == "name"
+            inner = isinstance(node, FunctionNode) and field == "name"
             parts.append(names.short(value) if inner else str(value))
     return count
 
 
 def _docstring(node: ast.AST, field: str) -> int:
     """1 where the list begins with a docstring, else 0."""
-    if field != "body" or not isinstance(node, Function) or not node.body:
+    if field != "body" or not isinstance(node, FunctionNode) or not node.body:
         return 0
     first = node.body[0]
     return int(isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant))

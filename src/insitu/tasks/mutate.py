@@ -18,10 +18,10 @@ _LONGEST = 60
 _REACH = 6
 _TOKEN = re.compile(r"\w+|\s+|<<=|>>=|\*\*=|//=|[<>=!+\-*/%&|^]=|<<|>>|\*\*|//|[^\w\s]")
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions(source: str) -> list[tuple[str, int, int]]:
+def list_functions(source: str) -> list[tuple[str, int, int]]:
     """Qualified name, line of `def` and last line of each function and method.
 
     A function inside a function belongs to the outer one and is not listed.
@@ -104,10 +104,10 @@ def core(edit: Edit, family: str = "") -> tuple[str, str]:
 
 def definitions(
     node: ast.AST, prefix: str = "", owner: ast.ClassDef | None = None
-) -> Iterator[tuple[str, Function, ast.ClassDef | None]]:
+) -> Iterator[tuple[str, FunctionNode, ast.ClassDef | None]]:
     """Qualified name, syntax tree and class of each function and method below a node."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, Function):
+        if isinstance(child, FunctionNode):
             yield prefix + child.name, child, owner
         elif isinstance(child, ast.ClassDef):
             yield from definitions(child, f"{prefix}{child.name}.", child)
@@ -123,7 +123,7 @@ def _scope(layout: Layout, path: str, first_line: int, last_line: int) -> Scope:
     raise TaskError(f"{path}: no function on lines {first_line} to {last_line}")
 
 
-def _variables(function: Function) -> tuple[str, ...]:
+def _variables(function: FunctionNode) -> tuple[str, ...]:
     """Parameters, then names that are stored, by position; loads do not count (see `operators`)."""
     found: dict[str, tuple[int, int]] = {}
     for node in ast.walk(function):
@@ -150,7 +150,7 @@ def _attributes(owner: ast.ClassDef | None) -> tuple[str, ...]:
     )
 
 
-def _inside(function: Function) -> Iterator[ast.AST]:
+def _inside(function: FunctionNode) -> Iterator[ast.AST]:
     """Nodes where an edit is at home: no decorators, annotations, f-strings or docstrings."""
     todo: list[ast.AST] = [*function.body, function.args]
     while todo:

@@ -82,7 +82,7 @@ class Workspace:
     """Where the tree stands in a sandbox."""
 
 
-class Channel(Protocol):
+class WorkerChannel(Protocol):
     """A started worker process: one line of JSON out, one line back."""
 
     def ask(self, line: bytes) -> bytes:
@@ -104,7 +104,7 @@ class LineChannel:
         self._requests, self._replies = requests, replies
 
     def ask(self, line: bytes) -> bytes:
-        """See `Channel.ask`."""
+        """See `WorkerChannel.ask`."""
         try:
             self._requests.write(line + b"\n")
             self._requests.flush()
@@ -159,7 +159,7 @@ class LocalProcess(LineChannel):
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-Start = Callable[[Workspace], Channel]
+Start = Callable[[Workspace], WorkerChannel]
 
 
 class Worker:
@@ -170,7 +170,7 @@ class Worker:
 
     def __init__(self, space: Workspace, start: Start = LocalProcess) -> None:
         self._space, self._start_process = space, start
-        self._channel: Channel | None = None
+        self._channel: WorkerChannel | None = None
         self._warm: list[str] = []
         self._loaded = ""
 
@@ -187,10 +187,20 @@ class Worker:
         if channel is not None:
             channel.close()
 
-    def warm(self, tests: Sequence[str], *, timeout_s: float = 120.0) -> RunResult:
-        """Run the tests once unchanged, so that what they import from outside is kept warm."""
+    def warm(
+        self, tests: Sequence[str], *, run: bool = True, timeout_s: float = 120.0
+    ) -> RunResult:
+        """Keep warm what the tests import from outside.
+
+        Args:
+            tests: test files.
+            run: run them, unchanged; else they are only imported.
+            timeout_s: for all of it.
+        """
         self._warm = list(tests)
-        return self._ask({"op": "warm", "tests": list(tests), "timeout": timeout_s})
+        only: list[str] | None = None if run else []
+        request = {"op": "warm", "tests": list(tests), "timeout": timeout_s, "only": only}
+        return self._ask(request)
 
     def run(
         self,
@@ -279,7 +289,7 @@ class Worker:
         if self._channel is None:
             self._channel = self._start_process(self._space)
             if request["op"] != "warm" and self._warm:
-                self.warm(self._warm)
+                self.warm(self._warm, run=False)
         if self._channel is None:
             raise TaskError(
                 f"{self._space.base.name}: its tests end the process that runs them",

@@ -48,7 +48,7 @@ class PackageSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class SourceTree:
     """A pristine source tree in a task set."""
 
     name: str
@@ -66,7 +66,7 @@ class Source:
     """Of all its files."""
 
 
-def fetch(spec: PackageSpec, bases: Path) -> Source:
+def fetch(spec: PackageSpec, bases: Path) -> SourceTree:
     """The source tree under `bases`, made unless it is there already.
 
     Raises:
@@ -96,7 +96,7 @@ def fetch(spec: PackageSpec, bases: Path) -> Source:
     return source
 
 
-def describe(tree: Path, spec: PackageSpec) -> Source:
+def describe(tree: Path, spec: PackageSpec) -> SourceTree:
     """What an unpacked tree holds.
 
     Raises:
@@ -117,7 +117,7 @@ def describe(tree: Path, spec: PackageSpec) -> Source:
             + (f" like {spec.test_files}" * bool(spec.test_files)),
             remedy="give a folder of its repository instead of the package",
         )
-    return Source(
+    return SourceTree(
         name=name,
         version=version,
         base=f"{name}-{version}",
@@ -141,7 +141,7 @@ def is_test_path(path: str) -> bool:
     )
 
 
-def source_files(tree: Path, source: Source) -> list[str]:
+def source_files(tree: Path, source: SourceTree) -> list[str]:
     """The package's own Python files, relative to the tree, without tests; sorted."""
     root = tree / source.import_root
     found: list[Path] = []
@@ -160,8 +160,8 @@ def _parses(path: Path) -> bool:
     return True
 
 
-def _load(record: Path) -> Source:
-    return from_json(Source, record.read_bytes())
+def _load(record: Path) -> SourceTree:
+    return from_json(SourceTree, record.read_bytes())
 
 
 def _download(requirement: str, folder: Path) -> Path:

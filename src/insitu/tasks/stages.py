@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 from insitu.kit.atomic import write_atomic
 from insitu.kit.codec import from_json, to_json
@@ -14,15 +15,17 @@ from insitu.tasks.environment import build_environment
 from insitu.tasks.layout import read_source
 from insitu.tasks.leaks import sweep_environment, sweep_tree
 from insitu.tasks.runner import Start, Worker, Workspace
-from insitu.tasks.source import PackageSpec, Source, fetch
+from insitu.tasks.source import PackageSpec, SourceTree, fetch
 from insitu.tasks.survey import Survey, Target, survey, targets
 from insitu.tasks.trials import Trial, try_function
 from insitu.tasks.validate import Validation, validate
 from insitu.types import TaskError
 
-_CHUNK = 25
-"""Functions that one worker handles before it makes room for another."""
+_CHUNKS = 3
+"""Parts per worker into which a package's work is cut: few, since each starts a process."""
+_SMALLEST_CHUNK = 25
 
+T = TypeVar("T")
 Tick = Callable[[int], None]
 
 
@@ -31,7 +34,7 @@ class Package:
     """A package that is ready to be broken."""
 
     spec: PackageSpec
-    source: Source
+    source: SourceTree
     base: Path
     env: Path
     survey: Survey
@@ -47,7 +50,7 @@ class Package:
         return read_source(self.base / path)
 
 
-def workspace(source: Source, base: Path, env: Path) -> Workspace:
+def workspace(source: SourceTree, base: Path, env: Path) -> Workspace:
     """What a worker of the package works on."""
     return Workspace(
         base=base, env=env, import_root=source.import_root, workdir=f"/home/dev/{source.name}"
@@ -133,7 +136,7 @@ class TrialPlan:
 
 
 def trial_jobs(
-    folder: Path, package: Package, plan: TrialPlan, tick: Tick
+    folder: Path, package: Package, plan: TrialPlan, tick: Tick, *, workers: int
 ) -> tuple[list[Trial], list[Callable[[], list[Trial]]]]:
     """What is known already, and the jobs that find out the rest; each job adds to the file."""
     name = package.source.base
@@ -154,7 +157,7 @@ def trial_jobs(
     def job(chunk: Sequence[Target]) -> list[Trial]:
         found: list[Trial] = []
         with package.worker() as worker:
-            worker.warm(sorted({t.tests[0].split("::")[0] for t in chunk}))
+            worker.warm(sorted({t.tests[0].split("::")[0] for t in chunk}), run=False)
             for target in chunk:
                 text = package.text(target.path)
                 trials = try_function(
@@ -179,13 +182,12 @@ def trial_jobs(
         return found
 
     rest.sort(key=lambda t: (t.tests[0].split("::")[0], t.path, t.first_line))
-    groups = groupby(rest, key=lambda t: t.tests[0].split("::")[0])
-    chunks = [c for _, group in groups for c in _chunks(list(group))]
-    return known, [lambda c=c: job(c) for c in chunks]  # type: ignore[misc]
+    return known, [lambda c=c: job(c) for c in _chunks(rest, workers)]  # type: ignore[misc]
 
 
-def _chunks(items: list[Target]) -> list[list[Target]]:
-    return [items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK)]
+def _chunks(items: list[T], workers: int) -> list[list[T]]:
+    size = max(_SMALLEST_CHUNK, -(-len(items) // (workers * _CHUNKS)))
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 def validation_jobs(
@@ -195,6 +197,7 @@ def validation_jobs(
     tick: Tick,
     *,
     candidates: bool,
+    workers: int,
 ) -> tuple[dict[str, Validation], list[Callable[[], list[Validation]]]]:
     """As `trial_jobs`, for the chosen bugs."""
     lines = Lines(folder / "work" / "validated.jsonl")
@@ -210,7 +213,7 @@ def validation_jobs(
         places = (package.base, package.env)
         called = set(package.survey.at_import)
         with package.worker() as worker:
-            worker.warm(sorted({t.failing[0].split("::")[0] for t in trials}))
+            worker.warm(sorted({t.failing[0].split("::")[0] for t in trials}), run=False)
             for trial in trials:
                 text = package.text(trial.path)
                 bench = Bench(worker, text, trial, at_import=(trial.path, trial.qualname) in called)
@@ -226,9 +229,7 @@ def validation_jobs(
 
     rest = sorted((t for t in chosen if t.key not in known), key=place)
     jobs: list[Callable[[], list[Validation]]] = []
-    for (base, _), group in groupby(rest, key=place):
-        trials = list(group)
-        for at in range(0, len(trials), _CHUNK):
-            part = trials[at : at + _CHUNK]
+    for base, group in groupby(rest, key=lambda t: t.base):
+        for part in _chunks(list(group), workers):
             jobs.append(lambda b=base, p=part: job(packages[b], p))  # type: ignore[misc]
     return {k: known[k] for k in (t.key for t in chosen) if k in known}, jobs

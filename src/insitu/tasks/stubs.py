@@ -10,7 +10,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FunctionPlace:
     """Where a function stands, besides its lines."""
 
     begin: int
@@ -22,7 +22,7 @@ class Place:
 
 
 @lru_cache(maxsize=4096)
-def locate(source: str, first_line: int) -> Place:
+def locate(source: str, first_line: int) -> FunctionPlace:
     """Where the function whose `def` is on the line stands.
 
     Raises:
@@ -39,7 +39,7 @@ def locate(source: str, first_line: int) -> Place:
             name = f"class {node.name}:" if isinstance(node, ast.ClassDef) else "if 1:"
             heads.append((column, " " * column + name))
     begin = min([first_line, *(d.lineno for d in node.decorator_list)])
-    return Place(begin, node.body[0].lineno, tuple(text for _, text in heads))
+    return FunctionPlace(begin, node.body[0].lineno, tuple(text for _, text in heads))
 
 
 def _inner(node: ast.AST, line: int) -> ast.AST:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from insitu.tasks.layout import read_source
-from insitu.tasks.mutate import functions
+from insitu.tasks.mutate import list_functions
 from insitu.tasks.runner import RunResult, Worker
-from insitu.tasks.source import PackageSpec, Source, source_files
+from insitu.tasks.source import PackageSpec, SourceTree, source_files
 from insitu.tasks.stubs import locate
 from insitu.types import TaskError
 
@@ -80,7 +80,7 @@ class _Sieve:
 
 
 def survey(
-    source: Source,
+    source: SourceTree,
     spec: PackageSpec,
     base: Path,
     worker: Worker,
@@ -115,7 +115,7 @@ def survey(
     )
 
 
-def _check(source: Source, spec: PackageSpec, sieve: _Sieve, tests: list[TestFacts]) -> None:
+def _check(source: SourceTree, spec: PackageSpec, sieve: _Sieve, tests: list[TestFacts]) -> None:
     if sieve.failing and not spec.allow_failing:
         names = ", ".join(sieve.failing[:5])
         more = f" and {len(sieve.failing) - 5} more" * (len(sieve.failing) > 5)
@@ -190,13 +190,13 @@ def _usable(file: str, runs: list[RunResult], spec: PackageSpec, sieve: _Sieve) 
     return usable
 
 
-def _function_index(base: Path, source: Source) -> dict[str, list[tuple[int, int, str]]]:
+def _function_index(base: Path, source: SourceTree) -> dict[str, list[tuple[int, int, str]]]:
     """By path, first line (with decorators), last line and name of each function."""
     index = {}
     for path in source_files(base, source):
         text = read_source(base / path)
         index[path] = [
-            (locate(text, first).begin, last, name) for name, first, last in functions(text)
+            (locate(text, first).begin, last, name) for name, first, last in list_functions(text)
         ]
     return index
 
@@ -220,7 +220,7 @@ def _facts(
     return TestFacts(name=name, duration=duration, functions=tuple(sorted(entered)))
 
 
-def targets(base: Path, source: Source, found: Survey, *, most_tests: int) -> list[Target]:
+def targets(base: Path, source: SourceTree, found: Survey, *, most_tests: int) -> list[Target]:
     """Each function that tests enter, with up to `most_tests` tests of the one file that suits."""
     covering: dict[tuple[str, str], dict[str, list[TestFacts]]] = defaultdict(
         lambda: defaultdict(list)
@@ -232,7 +232,7 @@ def targets(base: Path, source: Source, found: Survey, *, most_tests: int) -> li
     at_import = set(found.at_import)
     for path in source_files(base, source):
         text = read_source(base / path)
-        for qualname, first, last in functions(text):
+        for qualname, first, last in list_functions(text):
             by_file = covering.get((path, qualname))
             if by_file:
                 file = max(by_file, key=lambda f: (_alike(f, path), len(by_file[f]), f))

@@ -4,7 +4,7 @@ Standard library and pytest only; it must not import insitu. Reads one JSON requ
 there are no more, and writes one JSON reply per line: on standard input and output, or, given the
 number of a local port, over one connection to it.
 
-    {"op": "warm", "tests": ["tests/test_a.py"], "timeout": 60}
+    {"op": "warm", "tests": ["tests/test_a.py"], "timeout": 60, "only": null}
     {"op": "run", "tests": ["tests/test_a.py::test_x"], "files": {"pkg/a.py": "..."},
      "timeout": 3.0, "trace": false, "stop_early": false, "only": null}
     {"op": "load", "tests": ["tests/test_a.py"], "timeout": 60}
@@ -54,7 +54,7 @@ _FUTURE = 0x1FF0000
 """The flags of a code object that `from __future__` imports set."""
 
 
-class Recorder:
+class TestRecorder:
     """A pytest plugin that notes what each test did, and on request which functions it entered."""
 
     def __init__(self, root: str, *, trace: bool = False, only: list[str] | None = None) -> None:
@@ -164,7 +164,7 @@ class Recorder:
         return self.tests.setdefault(test, blank)
 
 
-class Server(Recorder):
+class Server(TestRecorder):
     """Serves `swap` requests where pytest would run the tests it has collected."""
 
     def __init__(self, root: str, requests: int, replies: int) -> None:
@@ -277,7 +277,7 @@ def _run(request: Json, root: str, pycache: str, pipe: int) -> None:
     sys.pycache_prefix = pycache
     # Only an undisturbed run may fill the cache: a mutated file's bytecode must never be reused.
     sys.dont_write_bytecode = request["op"] != "warm"
-    recorder = Recorder(root, trace=request.get("trace", False), only=request.get("only"))
+    recorder = TestRecorder(root, trace=request.get("trace", False), only=request.get("only"))
     flags = [*_FLAGS, "-x"] if request.get("stop_early") else list(_FLAGS)
     code = int(pytest.main([*flags, *request["tests"]], plugins=[recorder]))
     note = ""
@@ -361,7 +361,7 @@ def _with_files(request: Json, root: str, pycache: str) -> Json:
             os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
-class Loaded:
+class LoadedTests:
     """A fork that has collected the tests of some files."""
 
     def __init__(self, request: Json, root: str, pycache: str) -> None:
@@ -408,9 +408,10 @@ class Loaded:
 def _preload(names: list[str]) -> None:
     for name in names:
         if name not in sys.modules and not name.startswith(("test", "conftest")):
-            # Only a saving of time: what fails here is imported by the fork that needs it.
-            with contextlib.suppress(Exception):
+            try:
                 importlib.import_module(name)
+            except Exception as error:  # noqa: BLE001 (others' code; a fork that needs it fails itself)
+                sys.stderr.write(f"{name} is not kept warm: {error!r}\n")
     _settle()
 
 
@@ -425,14 +426,14 @@ def main() -> None:
         os.dup2(2, 1)
         _channel.append(requests.fileno())
     _channel.append(replies)
-    loaded: Loaded | None = None
+    loaded: LoadedTests | None = None
     with tempfile.TemporaryDirectory(prefix="pycache-") as pycache:
         for line in requests:
             request = json.loads(line)
             if request["op"] == "load":
                 if loaded:
                     loaded.close()
-                loaded = Loaded(request, root, pycache)
+                loaded = LoadedTests(request, root, pycache)
                 reply = loaded.first
             elif request["op"] == "swap":
                 reply = loaded.ask(request) if loaded else {"status": "crashed", "wall": 0.0}

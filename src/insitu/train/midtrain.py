@@ -24,11 +24,11 @@ from torch import nn
 
 from insitu.kit.atomic import write_atomic
 from insitu.train.checkpoint import newest_checkpoint, read_checkpoint, write_checkpoint
-from insitu.train.model import PackedModel, Shape, create, load, save
+from insitu.train.model import ModelShape, PackedModel, create, load_model, save
 from insitu.train.optimiser import SCHEDULES, AdamSpec
 from insitu.train.packing import Document, Packed, pack, split_evenly
 from insitu.train.replicas import Replicas
-from insitu.train.token_sets import Mixture, Source, TokenSet, probe
+from insitu.train.token_sets import Mixture, TokenSet, TokenSource, held_out_documents
 from insitu.types import ConfigError, UsageError
 
 
@@ -37,18 +37,18 @@ from insitu.types import ConfigError, UsageError
 class MidtrainSpec:
     """One mid-training run.
 
-    Example: `MidtrainSpec(out="runs/base", tokenizer="tok", shape=Shape(),
-    train=(Source(folder="sets/code"),), max_tokens=50_000_000)`.
+    Example: `MidtrainSpec(out="runs/base", tokenizer="tok", shape=ModelShape(),
+    train=(TokenSource(folder="sets/code"),), max_tokens=50_000_000)`.
     """
 
     out: str
     """The run's folder."""
-    train: tuple[Source, ...]
-    held_out: tuple[Source, ...] = ()
+    train: tuple[TokenSource, ...]
+    held_out: tuple[TokenSource, ...] = ()
     """Evaluated apart, each on the same documents every time; weights are not used."""
     init: str = ""
     """Hugging Face folder to start from; empty: a new model of `shape`."""
-    shape: Shape = field(default_factory=Shape)
+    shape: ModelShape = field(default_factory=ModelShape)
     tokenizer: str = ""
     """Folder whose tokenizer files go into the result; empty: `init`'s."""
     seed: int = 0
@@ -73,6 +73,8 @@ class MidtrainSpec:
     """Share of the run (`wsd`); also when sources' `decay_weight` holds."""
     lr_floor: float = 0.02
     """The last learning rate as a share of `lr`."""
+    optimiser: str = "adamw"
+    """`adamw`, or `muon`, which learns more from each token of a new small model."""
     adam: AdamSpec = field(default_factory=AdamSpec)
     eval_every: int = 100
     """Steps; 0: only at the end."""
@@ -114,7 +116,7 @@ def midtrain(spec: MidtrainSpec, *, progress: bool = True) -> MidtrainResult:
     """Train, or go on training, until the run is done; then write the model.
 
     Raises:
-        UsageError: see `Mixture`, `load`, `PackedModel`.
+        UsageError: see `Mixture`, `load_model`, `PackedModel`.
     """
     if spec.schedule not in SCHEDULES:
         raise ConfigError(f"no schedule {spec.schedule!r}", remedy="use wsd or cosine")
@@ -130,14 +132,21 @@ def midtrain(spec: MidtrainSpec, *, progress: bool = True) -> MidtrainResult:
     return run.finish()
 
 
+_SLACK = 1.25
+"""The first estimate of a run's tokens is this much too long: a run may get faster, and one that
+is too long is shortened in the end."""
+
+
 class _Run:
     def __init__(self, spec: MidtrainSpec) -> None:
         self.spec, self.out = spec, Path(spec.out)
         self.data = Mixture(spec.train, seed=spec.seed, context=spec.context)
         self.held_out = {Path(s.folder).name: TokenSet(Path(s.folder)) for s in spec.held_out}
-        self.replicas = Replicas(_start(spec), spec.adam, threads=spec.threads)
+        self.replicas = Replicas(
+            _start(spec), spec.adam, threads=spec.threads, optimiser=spec.optimiser
+        )
         self.at, self.tokens, self.wall_s = 0, 0, 0.0
-        self.horizon = spec.max_tokens
+        self.horizon, self.estimated = spec.max_tokens, False
         self.recent: list[dict[str, float]] = []
         self.saved_at = time.monotonic()
         if (newest := newest_checkpoint(self.out / "checkpoints")) is not None:
@@ -186,10 +195,15 @@ class _Run:
         self.recent = [*self.recent, row][-self.spec.log_every :]
 
     def _shorten(self) -> None:
-        # The horizon moves once, when the stable phase's share of the wall time is used up; it
+        # Twice, where the wall time limits the run: a first estimate, so that the warm-up has its
+        # share, and the end, when the decay's share of the time is all that is left. The horizon
         # is part of the checkpoint, so that a resumed run follows the same schedule.
-        share = 1 - self.spec.decay
-        if self.wall_s >= share * self.spec.max_wall_s and self.tokens < share * self.horizon:
+        spec, share = self.spec, 1 - self.spec.decay
+        if not self.estimated and self.wall_s >= spec.warmup * spec.max_wall_s:
+            likely = _SLACK * self.tokens * spec.max_wall_s / self.wall_s
+            self.horizon = int(min(self.horizon, likely))
+            self.estimated = True
+        if self.wall_s >= share * spec.max_wall_s and self.tokens < share * self.horizon:
             self.horizon = int(self.tokens / share)
 
     def log(self) -> None:
@@ -223,6 +237,7 @@ class _Run:
             "tokens": self.tokens,
             "wall_s": self.wall_s,
             "horizon": self.horizon,
+            "estimated": self.estimated,
             "recent": self.recent,
         }
         write_checkpoint(self.out / "checkpoints", self.at, state)
@@ -234,6 +249,7 @@ class _Run:
         self.at, self.tokens, self.wall_s = state["at"], state["tokens"], state["wall_s"]
         self.recent = state["recent"]
         self.horizon = min(state["horizon"], self.spec.max_tokens)
+        self.estimated = bool(state.get("estimated", True))
 
     def finish(self) -> MidtrainResult:
         self.checkpoint()
@@ -254,14 +270,14 @@ class _Run:
 
 
 def held_out_loss(replicas: Replicas, token_set: TokenSet, spec: MidtrainSpec) -> float:
-    """Mean loss of a held-out set's probe, nats per target token."""
+    """Mean loss of a held-out set's held_out_documents, nats per target token."""
 
     def measure(model: PackedModel, packed: Packed) -> tuple[float, int]:
         with torch.no_grad():
             total, each = model.loss(packed)
         return float(total), len(each)
 
-    documents = list(probe(token_set, spec.context, spec.eval_tokens))
+    documents = list(held_out_documents(token_set, spec.context, spec.eval_tokens))
     parts = replicas.map(measure, _packs(documents, spec.micro_tokens, replicas.count))
     return sum(t for t, _ in parts) / max(1, sum(n for _, n in parts))
 
@@ -273,7 +289,7 @@ def _packs(documents: Sequence[Document], limit: int, workers: int) -> list[Pack
 
 def _start(spec: MidtrainSpec) -> nn.Module:
     if spec.init:
-        return load(Path(spec.init), seed=spec.seed)
+        return load_model(Path(spec.init), seed=spec.seed)
     return create(spec.shape, seed=spec.seed)
 
 
@@ -321,7 +337,7 @@ class _bar:  # noqa: N801
         self.bar.update(self.task, completed=run.progress, description=text)
         if self.enabled and not sys.stderr.isatty() and run.at % self.spec.log_every == 0:
             left = run.wall_s * (1 / max(run.progress, 1e-9) - 1)
-            print(f"{text}, {left / 60:.0f} min left", file=sys.stderr, flush=True)  # noqa: T201
+            sys.stderr.write(f"{text}, {left / 60:.0f} min left\n")
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ _SIDE_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class ModelShape:
     """The shape of a new Qwen3 model; the defaults are the demo's (5.8 million parameters)."""
 
     hidden: int = 256
@@ -40,7 +40,7 @@ class Shape:
     tied: bool = True
 
 
-def create(shape: Shape, *, seed: int) -> nn.Module:
+def create(shape: ModelShape, *, seed: int) -> nn.Module:
     """A new Qwen3 model with random float32 weights, the same for the same seed."""
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
@@ -66,7 +66,7 @@ def _from_config(config: Any, seed: int) -> nn.Module:
     return model
 
 
-def load(folder: Path, *, seed: int = 0) -> nn.Module:
+def load_model(folder: Path, *, seed: int = 0) -> nn.Module:
     """The decoder in a Hugging Face folder, float32; without weight files: random by `seed`.
 
     Raises:

@@ -17,17 +17,28 @@ import torch
 from torch import nn
 
 from insitu.train.model import PackedModel
+from insitu.train.muon import MasterMuon
 from insitu.train.optimiser import AdamSpec, MasterAdamW
+from insitu.types import ConfigError
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
+
+
+OPTIMISERS: dict[str, type[MasterAdamW]] = {"adamw": MasterAdamW, "muon": MasterMuon}
 
 
 class Replicas:
     """A model, its optimiser and the threads that work on it."""
 
     def __init__(
-        self, model: nn.Module, adam: AdamSpec, *, threads: int, dtype: str = "auto"
+        self,
+        model: nn.Module,
+        adam: AdamSpec,
+        *,
+        threads: int,
+        dtype: str = "auto",
+        optimiser: str = "adamw",
     ) -> None:
         """Take over `model`, whose parameters hold bf16 values from here on.
 
@@ -39,12 +50,19 @@ class Replicas:
             threads: CPU cores to use; 0: all that the process may use.
             dtype: of the arithmetic: `bfloat16`, `float32`, or `auto`: bfloat16 where the CPU
                 has instructions for it, where it is two to three times as fast.
+            optimiser: a name in `OPTIMISERS`.
+
+        Raises:
+            ConfigError: no such optimiser.
         """
+        if optimiser not in OPTIMISERS:
+            known = ", ".join(OPTIMISERS)
+            raise ConfigError(f"no optimiser {optimiser!r}", remedy=f"use one of {known}")
         torch.set_num_threads(1)
         threads = threads or len(os.sched_getaffinity(0))
         models = [model, *(copy.deepcopy(model) for _ in range(threads - 1))]
         self.model = model
-        self.optimiser = MasterAdamW(models, adam, compute=_compute(dtype))
+        self.optimiser = OPTIMISERS[optimiser](models, adam, compute=_compute(dtype))
         self.packed = [PackedModel(m) for m in models]
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="train")
 

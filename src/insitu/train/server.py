@@ -1,37 +1,29 @@
 """The trainer as a process of its own: `python -m insitu.train.server --run DIR --socket PATH`.
 
-HTTP over a Unix socket, JSON bodies, one bearer token. Steps run in a worker thread, one at a
+Spoken to through `insitu.train.client`. Steps run in a worker thread, one at a
 time, so that the status is answered while one runs. The process starts from the run's newest
 whole checkpoint, or from version 0 of its weight store, and ends when its parent does.
 """
 
 import argparse
 import asyncio
-import hmac
 import os
-import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import pydantic
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
-from insitu.config.load import load as load_config
+from insitu.config.load import load
 from insitu.config.tree import Config
-from insitu.kit.codec import from_json, to_json
-from insitu.kit.log import get_log, setup_log
+from insitu.kit.codec import from_json
+from insitu.kit.log import setup_log
+from insitu.kit.rpc_server import Handler, RpcApp, serve_rpc
 from insitu.ledger.run_folder import RunFolder
 from insitu.train import wire
 from insitu.train.base import TrainerStatus
-from insitu.types import StepReport, TrainError, UsageError
+from insitu.types import PolicyVersion, StepReport, UsageError
 from insitu.weights.store import WeightStore
 
 if TYPE_CHECKING:
@@ -39,51 +31,26 @@ if TYPE_CHECKING:
     from insitu.train.trainer import Trainer, TrainerSpec
 
 T = TypeVar("T")
-_log = get_log("train")
-_PARENT_POLL_S = 0.5
 
 
-class TrainerApp:
+class TrainerService:
     """The trainer's routes."""
 
-    def __init__(
-        self, trainer: "Trainer", store: WeightStore, checkpoints: Path, token: str
-    ) -> None:
-        """An empty `token` refuses everybody."""
+    def __init__(self, trainer: "Trainer", store: WeightStore, checkpoints: Path) -> None:
+        """`checkpoints` is the folder of the run's checkpoints."""
         self._trainer, self._store, self._checkpoints = trainer, store, checkpoints
-        self._expected = f"Bearer {token}".encode() if token else b""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="step")
         self._training, self._steps, self._busy_s, self._tokens = False, 0, 0.0, 0
-        routes: dict[str, Callable[[bytes], Awaitable[object]]] = {
+
+    def routes(self) -> dict[str, Handler]:
+        """By path, for `RpcApp`."""
+        return {
             wire.STEP: self._step,
             wire.PUBLISH: self._publish,
             wire.SAVE: self._save,
             wire.RESUME: self._resume,
             wire.STATUS: self._status,
         }
-        self.asgi = Starlette(
-            routes=[Route(p, self._guarded(r), methods=["POST"]) for p, r in routes.items()]
-        )
-
-    def _guarded(
-        self, route: Callable[[bytes], Awaitable[object]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            given = request.headers.get("authorization", "").encode()
-            if not self._expected or not hmac.compare_digest(given, self._expected):
-                return _json(401, wire.Problem(kind="refused", message="wrong token"))
-            try:
-                return _json(200, await route(await request.body()))
-            except pydantic.ValidationError as e:
-                return _json(422, wire.Problem(kind="refused", message=str(e)))
-            except (TrainError, UsageError) as e:
-                return _json(503, wire.Problem(kind="failed", message=str(e)))
-            except Exception as e:  # noqa: BLE001 -- the process's boundary: the client is told
-                _log.exception("request to %s failed", request.url.path)
-                message = f"{type(e).__name__}: {e}"
-                return _json(503, wire.Problem(kind="failed", message=message))
-
-        return answer
 
     async def _work(self, job: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, job)
@@ -105,20 +72,20 @@ class TrainerApp:
             self._tokens += int(report.metrics["tokens"])
         return report
 
-    async def _publish(self, _body: bytes) -> object:
+    async def _publish(self, _body: bytes) -> PolicyVersion:
         return await self._work(lambda: self._trainer.publish(self._store))
 
-    async def _save(self, _body: bytes) -> object:
+    async def _save(self, _body: bytes) -> wire.Saved:
         path = await self._work(lambda: self._trainer.save(self._checkpoints))
         return wire.Saved(path=str(path))
 
-    async def _resume(self, _body: bytes) -> object:
+    async def _resume(self, _body: bytes) -> wire.Resumed:
         return wire.Resumed(version=await self._work(self._go_back))
 
     def _go_back(self) -> int:
         return self._trainer.resume(self._checkpoints)
 
-    async def _status(self, _body: bytes) -> object:
+    async def _status(self, _body: bytes) -> TrainerStatus:
         return TrainerStatus(
             step=self._trainer.version,
             training=self._training,
@@ -126,10 +93,6 @@ class TrainerApp:
             busy_s=self._busy_s,
             tokens=self._tokens,
         )
-
-
-def _json(status: int, value: object) -> Response:
-    return Response(to_json(value), status_code=status, media_type="application/json")
 
 
 def trainer_spec(config: Config, base: str) -> "TrainerSpec":
@@ -167,49 +130,11 @@ def open_trainer(folder: RunFolder) -> tuple["Trainer", WeightStore]:
     base = store.verify(0)
     from insitu.train.trainer import Trainer
 
-    trainer = Trainer(trainer_spec(load_config(folder.config), base.path))
+    trainer = Trainer(trainer_spec(load(folder.config), base.path))
     version = trainer.resume(folder.checkpoints)
     if version not in store.numbers():
         trainer.publish(store)
     return trainer, store
-
-
-def listen(path: Path) -> socket.socket:
-    """A Unix socket at `path` that only this user may open; a stale one is replaced."""
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        server.bind(str(path))
-    finally:
-        os.umask(before)
-    return server
-
-
-async def serve(app: TrainerApp, path: Path, *, parent: int | None = None) -> None:
-    """Serve at `path` until the process is told to end or `parent` (a pid) is gone."""
-    config = uvicorn.Config(
-        app.asgi, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=3600
-    )
-    watch = asyncio.create_task(_outlive(parent)) if parent is not None else None
-    try:
-        await uvicorn.Server(config).serve(sockets=[listen(path)])
-    finally:
-        if watch is not None:
-            watch.cancel()
-        path.unlink(missing_ok=True)
-
-
-async def _outlive(parent: int) -> None:
-    """End at once when `parent` is no longer this process's parent.
-
-    In the middle of a step too: nothing is half-written, and a step without a parent is in vain.
-    """
-    while os.getppid() == parent:  # noqa: ASYNC110 -- no event announces a parent's death
-        await asyncio.sleep(_PARENT_POLL_S)
-    _log.warning("the parent process is gone; ending")
-    os._exit(1)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -228,8 +153,8 @@ def main(argv: list[str] | None = None) -> int:
             raise UsageError(f"{a.token_env} is empty", remedy="set it to the trainer's token")
         folder = RunFolder.open(a.run)
         trainer, store = open_trainer(folder)
-        app = TrainerApp(trainer, store, folder.checkpoints, token)
-        asyncio.run(serve(app, a.socket, parent=parent))
+        service = TrainerService(trainer, store, folder.checkpoints)
+        asyncio.run(serve_rpc(RpcApp(service.routes(), token), a.socket, parent=parent))
     except UsageError as e:
         sys.stderr.write(f"{e}\n")
         return 2

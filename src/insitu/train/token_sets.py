@@ -76,29 +76,16 @@ class TokenSet:
         return pieces
 
 
-def write_token_set(folder: Path, documents: Sequence[Document], *, vocabulary: int) -> None:
-    """Write `documents` as a token set; a small writer for tests and short sets."""
-    kind = "uint16" if vocabulary <= 65_536 else "uint32"
-    folder.mkdir(parents=True, exist_ok=True)
-    lengths = np.array([len(ids) for ids, _ in documents], dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    np.concatenate([ids for ids, _ in documents]).astype(kind).tofile(folder / "tokens.bin")
-    np.concatenate([m for _, m in documents]).astype(np.uint8).tofile(folder / "mask.bin")
-    np.save(folder / "index.npy", np.stack([offsets, lengths], axis=1))
-    meta = {"dtype": kind, "tokens": int(lengths.sum()), "documents": len(documents)}
-    (folder / "meta.json").write_text(json.dumps(meta))
-
-
 def _width(meta: dict[str, object]) -> int:
     widths = {"uint16": 2, "uint32": 4}
     return widths[str(meta["dtype"])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class TokenSource:
     """A token set in a mixture.
 
-    Example: `Source(folder="sets/code", weight=0.7)`.
+    Example: `TokenSource(folder="sets/code", weight=0.7)`.
     """
 
     folder: str
@@ -114,7 +101,7 @@ class Mixture:
     The order is a pure function of the seed and `state()`; nothing is random between.
     """
 
-    def __init__(self, sources: Sequence[Source], *, seed: int, context: int) -> None:
+    def __init__(self, sources: Sequence[TokenSource], *, seed: int, context: int) -> None:
         """Open the sets.
 
         Raises:
@@ -183,13 +170,13 @@ class Mixture:
         return int(self._orders[key][at])
 
 
-def _weight(source: Source, *, decaying: bool) -> float:
+def _weight(source: TokenSource, *, decaying: bool) -> float:
     if decaying and source.decay_weight is not None:
         return source.decay_weight
     return source.weight
 
 
-def probe(token_set: TokenSet, context: int, limit: int) -> Iterator[Document]:
+def held_out_documents(token_set: TokenSet, context: int, limit: int) -> Iterator[Document]:
     """The same random documents' pieces each time, up to `limit` tokens, at least one piece."""
     count = 0
     for i in np.random.Generator(np.random.Philox(key=[0, 0])).permutation(len(token_set)):

@@ -14,7 +14,7 @@ from torch import Tensor
 from insitu.kit.codec import from_json, to_json
 from insitu.train.checkpoint import newest_checkpoint, read_checkpoint, write_checkpoint
 from insitu.train.losses import Objective, TokenStats, open_objective
-from insitu.train.model import PackedModel, load, save
+from insitu.train.model import PackedModel, load_model, save
 from insitu.train.optimiser import AdamSpec
 from insitu.train.packing import Packed, pack, split_evenly
 from insitu.train.replicas import Replicas
@@ -74,11 +74,11 @@ class Trainer:
         """Load the base policy.
 
         Raises:
-            UsageError: see `load`, `PackedModel`, `open_objective`.
+            UsageError: see `load_model`, `PackedModel`, `open_objective`.
         """
         self.spec = spec
         self._objective: Objective = open_objective(spec.loss, spec.loss_options)
-        model = load(Path(spec.model))
+        model = load_model(Path(spec.model))
         self._replicas = Replicas(model, spec.adam, threads=spec.threads, dtype=spec.dtype)
         self._reports: list[StepReport] = []
         self.version = 0

@@ -1,7 +1,6 @@
 """What the trainer's server and its client say to each other: JSON over HTTP."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from insitu.types import Sample
 
@@ -32,11 +31,3 @@ class Resumed:
     """The version after a resume."""
 
     version: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """Body of every answer that is not a success."""
-
-    kind: Literal["refused", "failed"]
-    message: str

@@ -63,10 +63,10 @@ async def test_nonsense_is_refused_and_the_connection_kept(tmp_path: Path) -> No
             ("/load", b"[]", "."),
             ("/nosuch", b"", "no route"),
         ):
-            status, answer = await client._exchange(path, body)
+            status, answer = await client._rpc._exchange(path, body)
             assert status in (404, 422)
             assert what.encode() in answer
-        assert len(client._idle) == 1
+        assert len(client._rpc._idle) == 1
 
 
 async def test_no_server_is_an_engine_error(tmp_path: Path) -> None:

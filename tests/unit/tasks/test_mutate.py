@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.tasks.layout import layout_of
-from insitu.tasks.mutate import apply_edit, candidate_edits, core, functions, reverse
+from insitu.tasks.mutate import apply_edit, candidate_edits, core, list_functions, reverse
 from insitu.tasks.operators import FAMILIES
 from insitu.types import Edit, TaskError
 
@@ -15,7 +15,7 @@ SOURCES = {
     "scanner.py": inspect.getsource(json.scanner),
     "textwrap.py": inspect.getsource(textwrap),
 }
-PLACES = [(path, *place) for path, text in SOURCES.items() for place in functions(text)]
+PLACES = [(path, *place) for path, text in SOURCES.items() for place in list_functions(text)]
 
 EVERY_FAMILY = """
 class Box:
@@ -42,7 +42,7 @@ class Box:
 
 
 def edits_of(text, index=-1):
-    _, first, last = functions(text)[index]
+    _, first, last = list_functions(text)[index]
     return candidate_edits(text, "x.py", first, last)
 
 
@@ -137,7 +137,7 @@ def test_docstrings_decorators_annotations_and_f_strings_are_left_alone(text):
 
 def test_functions_are_named_and_inner_ones_belong_to_the_outer():
     text = "class A:\n    def f(self):\n        def g():\n            pass\n        return g\n\ndef h():\n    pass\n"
-    assert functions(text) == [("A.f", 2, 5), ("h", 7, 8)]
+    assert list_functions(text) == [("A.f", 2, 5), ("h", 7, 8)]
 
 
 def test_columns_count_characters():

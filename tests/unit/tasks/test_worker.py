@@ -7,7 +7,7 @@ import pytest
 from insitu.sandbox.paths import find_bwrap
 from insitu.tasks.bench import Bench
 from insitu.tasks.confine import SandboxHost
-from insitu.tasks.mutate import candidate_edits, functions
+from insitu.tasks.mutate import candidate_edits, list_functions
 from insitu.tasks.runner import LocalProcess, Worker, Workspace
 from insitu.tasks.stubs import locate, stub
 from insitu.tasks.survey import Target
@@ -52,7 +52,7 @@ def plain(message):
 
 
 def target_of(text, name, at=0):
-    qualname, first, last = [f for f in functions(text) if f[0] == name][at]
+    qualname, first, last = [f for f in list_functions(text) if f[0] == name][at]
     return Target(
         path=PATH,
         qualname=qualname,

@@ -10,11 +10,11 @@ import torch.nn.functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from insitu.train.kernels import BLOCK
-from insitu.train.model import PackedModel, Shape, create, load, save
+from insitu.train.model import ModelShape, PackedModel, create, load_model, save
 from insitu.train.packing import pack, split_evenly
 from insitu.types import CorruptError, UsageError
 
-TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=64, vocabulary=96)
+TINY = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=64, vocabulary=96)
 
 
 def documents(*lengths: int, seed: int = 0):
@@ -116,7 +116,7 @@ def test_save_and_load_give_the_same_model_with_its_tokenizer(tmp_path: Path):
     (side / "tokenizer.json").write_text("{}")
     model = create(TINY, seed=1)
     save(model, tmp_path / "m", side_files=side)
-    again = load(tmp_path / "m")
+    again = load_model(tmp_path / "m")
     assert (tmp_path / "m/tokenizer.json").is_file()
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
 
@@ -124,12 +124,12 @@ def test_save_and_load_give_the_same_model_with_its_tokenizer(tmp_path: Path):
 def test_a_folder_without_weights_gives_a_random_model(tmp_path: Path):
     save(create(TINY, seed=1), tmp_path / "m")
     (tmp_path / "m/model.safetensors").unlink()
-    load(tmp_path / "m", seed=4)
+    load_model(tmp_path / "m", seed=4)
 
 
 def test_no_folder_is_one_clear_line(tmp_path: Path):
     with pytest.raises(UsageError, match=r"no model \(no config.json\)"):
-        load(tmp_path / "absent")
+        load_model(tmp_path / "absent")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path):
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_named(tmp_path: Path):
     path = tmp_path / "m/model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CorruptError, match=r"model\.safetensors: damaged"):
-        load(tmp_path / "m")
+        load_model(tmp_path / "m")
 
 
 def test_a_missing_shard_is_named(tmp_path: Path):
@@ -148,10 +148,10 @@ def test_a_missing_shard_is_named(tmp_path: Path):
     model.save_pretrained(folder, max_shard_size="20KB")
     shards = sorted(folder.glob("model-*.safetensors"))
     assert len(shards) > 1
-    load(folder)
+    load_model(folder)
     shards[1].unlink()
     with pytest.raises(CorruptError, match=shards[1].name):
-        load(folder)
+        load_model(folder)
 
 
 def test_wrong_shapes_are_refused(tmp_path: Path):
@@ -159,4 +159,4 @@ def test_wrong_shapes_are_refused(tmp_path: Path):
     config = tmp_path / "m/config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "intermediate_size": 128}))
     with pytest.raises(CorruptError, match="mlp"):
-        load(tmp_path / "m")
+        load_model(tmp_path / "m")

@@ -38,7 +38,7 @@ def start(run: RunFolder, socket: Path) -> subprocess.Popen[bytes]:
 
 
 async def until_up(client: TrainerClient, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not await client.healthy():
         assert process.poll() is None
         assert time.monotonic() < end
@@ -48,7 +48,7 @@ async def until_up(client: TrainerClient, process: subprocess.Popen[bytes]) -> N
 async def test_a_trainers_life(run: RunFolder, tmp_path: Path):
     socket = tmp_path / "t.sock"
     client = TrainerClient(socket, TOKEN)
-    with pytest.raises(TrainError, match="ConnectError"):
+    with pytest.raises(TrainError, match="FileNotFoundError"):
         await client.status()
     process = start(run, socket)
     try:
@@ -111,7 +111,7 @@ def test_it_ends_with_its_parent(run: RunFolder, tmp_path: Path):
     )
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not socket.exists():
         assert time.monotonic() < end
         time.sleep(0.1)

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Make the pocket base policy again: ./recipes/pocket/all.sh WORK
+# WORK holds sdists/ and wheels/ (see README.md) and a task set built from training packages in
+# taskset/ (recipes/demo/tasks-train.toml). Some hours on two cores.
+set -eu
+here=$(dirname "$0")
+work=$1
+make() { python "$here/make.py" "$work" "$@"; }
+make functions
+make tokenizer
+make repairs "$here/sets.toml"
+python "$here/record.py" "$work/taskset" "$work/sessions.jsonl" 2
+make sessions "$work/sessions.jsonl" sessions
+recipes=$(cd "$here" && pwd)
+cd "$work"
+python -m insitu.train.midtrain "$recipes/phase1.toml"
+python -m insitu.train.midtrain "$recipes/phase2.toml"
