@@ -24,7 +24,10 @@ from insitu.weights.store import WeightStore
 def start(recipe: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "insitu", "rl", str(recipe), *arguments]
     return subprocess.Popen(
-        command, stderr=subprocess.PIPE, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 

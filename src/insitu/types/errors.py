@@ -1,16 +1,16 @@
 """Errors, named by the boundary that was crossed.
 
-    InsituError
-    ├── UsageError          the user can fix it: exit code 2, one line, with the remedy
-    │   ├── ConfigError     a key or value of the config tree
-    │   ├── TaskError       a task folder, package or repository that cannot be used
-    │   └── CorruptError    a file that is not what it should be (shard, ledger, checkpoint)
-    └── BoundaryError       a fault of the system: retried, never counted for the policy
-        ├── SandboxError
-        ├── EngineError
-        ├── GatewayError
-        ├── ProductError    the agent could not be started (its failing is an outcome, not this)
-        └── TrainError
+InsituError
+├── UsageError          the user can fix it: exit code 2, one line, with the remedy
+│   ├── ConfigError     a key or value of the config tree
+│   ├── TaskError       a task folder, package or repository that cannot be used
+│   └── CorruptError    a file that is not what it should be (shard, ledger, checkpoint)
+└── BoundaryError       a fault of the system: retried, never counted for the policy
+    ├── SandboxError
+    ├── EngineError
+    ├── GatewayError
+    ├── ProductError    the agent could not be started (its failing is an outcome, not this)
+    └── TrainError
 """
 
 
