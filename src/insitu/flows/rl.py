@@ -26,7 +26,7 @@ from insitu.ledger.rows import GroupRow
 from insitu.ledger.run_folder import RunFolder
 from insitu.ledger.summary import training_time
 from insitu.rollout.admission import Admission
-from insitu.rollout.batches import batches
+from insitu.rollout.batches import form_batches
 from insitu.rollout.dispatcher import Dispatcher, GroupPlan
 from insitu.rollout.plans import plan_groups
 from insitu.types import Group, StepReport, Task, UsageError
@@ -68,7 +68,7 @@ async def _loop(
     deadline = time.monotonic() + (settings.max_wall_s or float("inf")) - spent
     progress.stage("training", settings.steps)
     async with aclosing(dispatcher.groups()) as fresh:
-        source = batches(
+        source = form_batches(
             _stored(services, ready_before, fresh),
             size=settings.groups_per_step,
             refuse=lambda group: _refusal(services, dispatcher.admission, group),

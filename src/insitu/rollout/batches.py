@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from insitu.types import Group
 
 
-async def batches(
+async def form_batches(
     groups: AsyncIterator[Group],
     *,
     size: int,

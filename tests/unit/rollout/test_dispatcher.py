@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.rollout.admission import Admission
-from insitu.rollout.batches import batches
+from insitu.rollout.batches import form_batches
 from insitu.rollout.dispatcher import Dispatcher, GroupPlan
 from insitu.rollout.episode import Attempt
 from insitu.types import (
@@ -110,7 +110,7 @@ def test_every_episode_starts_and_ends_once_and_no_group_is_lost(seed, staleness
 
     async def main() -> None:
         dispatcher = world.dispatcher(plans(11), admission)
-        source = batches(
+        source = form_batches(
             dispatcher.groups(),
             size=2,
             refuse=lambda g: "" if g.has_signal else "no signal",
