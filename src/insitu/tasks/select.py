@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import sqrt
 
 from insitu.tasks.trials import Trial
@@ -11,6 +11,9 @@ Kind = tuple[str, str, str]
 """Family, old, new: from intact to broken."""
 
 _UNDIRECTED = "<name>"
+_WEIGHT = {"wrong_variable": 2.0}
+"""It holds over a third of all legal edits; were it rare among the bugs, a table of frequent
+repairs would be right more often by never trying it."""
 
 
 def opposite(kind: Kind) -> Kind:
@@ -20,12 +23,14 @@ def opposite(kind: Kind) -> Kind:
 
 
 class _Chooser:
-    def __init__(self, pool: Sequence[Trial], per_function: int, seed: int) -> None:
+    def __init__(
+        self, pool: Sequence[Trial], per_function: int, seed: int, sound: Collection[str]
+    ) -> None:
         rng = random.Random(seed)
         shuffled = sorted(pool, key=lambda t: t.key)
         rng.shuffle(shuffled)
-        # Helpful ones last, because they are taken from the end.
-        shuffled.sort(key=lambda t: t.helpful)
+        # Sound and helpful ones last, because they are taken from the end.
+        shuffled.sort(key=lambda t: (t.key in sound, t.helpful))
         self.left: dict[Kind, list[Trial]] = defaultdict(list)
         for trial in shuffled:
             self.left[trial.kind].append(trial)
@@ -36,7 +41,7 @@ class _Chooser:
         self.by_family: Counter[str] = Counter()
         sizes = Counter(t.family for t in pool)
         # Between equal shares and the shares of nature: rare families count, common ones more.
-        self.weight = {family: sqrt(n) for family, n in sizes.items()}
+        self.weight = {f: sqrt(n) * _WEIGHT.get(f, 1.0) for f, n in sizes.items()}
         self.open = {family: self._pairs(family) for family in sizes}
 
     def _pairs(self, family: str) -> set[frozenset[Kind]]:
@@ -84,14 +89,28 @@ class _Chooser:
         return trial.base, trial.path, trial.qualname
 
 
-def choose(pool: Sequence[Trial], *, count: int, per_function: int, seed: int) -> list[Trial]:
+def choose(
+    pool: Sequence[Trial],
+    *,
+    count: int,
+    per_function: int,
+    seed: int,
+    sound: Collection[str] = (),
+) -> list[Trial]:
     """Up to `count` bugs, each kind as often as its opposite, families spread, helpful first.
 
-    The order is such that every prefix is balanced, give or take one. The same pool and seed
-    give the same choice, whatever the pool's order.
+    The order is such that every prefix is balanced, give or take one. The same pool, seed and
+    `sound` give the same choice, whatever the pool's order.
+
+    Args:
+        pool: bugs that were tried.
+        count: how many are wanted.
+        per_function: at most so many of one function.
+        seed: of the choice among equals.
+        sound: keys of bugs that are validated already; they are taken before others of a kind.
     """
     killed = [t for t in pool if t.status == "killed"]
-    return _Chooser(killed, per_function, seed).run(count)
+    return _Chooser(killed, per_function, seed, sound).run(count)
 
 
 def imbalance(chosen: Sequence[Trial]) -> float:
