@@ -9,9 +9,8 @@ make() { python "$here/make.py" "$work" "$@"; }
 make functions
 make tokenizer
 make repairs "$here/sets.toml"
-python "$here/record.py" "$work/taskset" "$work/sessions.jsonl" 2
+python "$here/record.py" "$work/taskset" "$work/sessions.jsonl" 3
 make sessions "$work/sessions.jsonl" sessions
-recipes=$(cd "$here" && pwd)
+recipe=$(cd "$here" && pwd)/midtrain.toml
 cd "$work"
-python -m insitu.train.midtrain "$recipes/phase1.toml"
-python -m insitu.train.midtrain "$recipes/phase2.toml"
+insitu midtrain "$recipe"
