@@ -137,9 +137,9 @@ def test_a_killed_engine_and_a_killed_trainer_do_not_stop_the_run(recipe):
 @pytest.mark.parametrize(
     "moment",
     [
-        "SELECT count(*) FROM episodes WHERE outcome IS NULL",
+        pytest.param("SELECT count(*) FROM episodes WHERE outcome IS NULL", marks=pytest.mark.slow),
         "SELECT count(*) FROM steps WHERE state = 'planned'",
-        "SELECT count(*) FROM steps WHERE state = 'done'",
+        pytest.param("SELECT count(*) FROM steps WHERE state = 'done'", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_goes_on_with_resume(recipe, moment):
@@ -152,6 +152,7 @@ def test_a_killed_run_goes_on_with_resume(recipe, moment):
     check_whole(folder, steps=3)
 
 
+@pytest.mark.slow
 def test_an_on_policy_run_repeats_exactly(recipe):
     options = ["--set", "rl.staleness=0", "--set", "engine.deterministic=true"]
     numbers = []

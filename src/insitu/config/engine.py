@@ -15,7 +15,7 @@ class EngineConfig(Section):
     slots: int = Field(default=64, ge=1)
     """Sequences decoded at the same time; more requests wait."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of the weights; `auto`: the fastest on this machine."""
+    """Number format of the arithmetic; `auto`: float32 on a CPU, bfloat16 on an accelerator."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, …; `auto`: an accelerator where there is one."""
     threads: int = Field(default=1, ge=0)

@@ -1,7 +1,7 @@
 """A service of one's own in another process: typed requests over its Unix socket.
 
 POST of JSON over HTTP/1.1 on asyncio streams, a pool of kept connections, one request on each at
-a time. It costs about a tenth of what a general HTTP client costs per request, and it closes the
+a time. It costs about a third of what a general HTTP client costs per request, and it closes the
 connection when the caller is cancelled, which is how the server learns of it.
 """
 

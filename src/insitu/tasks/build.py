@@ -35,7 +35,14 @@ from insitu.tasks.report import BuildReport, PackageReport, figures
 from insitu.tasks.runner import LocalProcess, Start
 from insitu.tasks.select import choose, imbalance
 from insitu.tasks.source import PackageSpec
-from insitu.tasks.stages import Package, TrialPlan, prepare, trial_jobs, validation_jobs
+from insitu.tasks.stages import (
+    Package,
+    TrialPlan,
+    known_validations,
+    prepare,
+    trial_jobs,
+    validation_jobs,
+)
 from insitu.tasks.trials import Trial
 from insitu.tasks.validate import Validation
 from insitu.types import TaskError
@@ -243,29 +250,32 @@ class _Build:
         """Choose and validate in turn until the whole choice is sound."""
         spec = self.spec
         by_name = {p.source.base: p for p in packages}
-        sound: dict[str, Validation] = {}
-        unsound: dict[str, Validation] = {}
+        known = known_validations(spec.folder, candidates=spec.candidates)
+        sound = {key: v for key, v in known.items() if not v.problem}
+        unsound = {key: v for key, v in known.items() if v.problem}
         chosen: list[Trial] = []
         for _ in range(_ROUNDS):
-            left = [t for t in pool if t.key not in unsound]
-            chosen = choose(left, count=spec.count, per_function=spec.per_function, seed=spec.seed)
-            open_ = [t for t in chosen if t.key not in sound]
-            if not open_:
+            chosen = choose(
+                [t for t in pool if t.key not in unsound],
+                count=spec.count,
+                per_function=spec.per_function,
+                seed=spec.seed,
+                sound=sound.keys(),
+            )
+            rest = [t for t in chosen if t.key not in sound]
+            if not rest:
                 break
-            known, jobs = validation_jobs(
+            jobs = validation_jobs(
                 spec.folder,
                 by_name,
-                open_,
+                rest,
                 self._tick,
                 candidates=spec.candidates,
                 workers=self.workers,
             )
-            rest = len(open_) - len(known)
-            found = list(known.values())
-            for group in self._all("validate", rest, jobs) if jobs else ():
-                found += group
-            sound |= {v.key: v for v in found if not v.problem}
-            unsound |= {v.key: v for v in found if v.problem}
+            for group in self._all("validate", len(rest), jobs):
+                sound |= {v.key: v for v in group if not v.problem}
+                unsound |= {v.key: v for v in group if v.problem}
         chosen = [t for t in chosen if t.key in sound]
         return chosen, sound, Counter(v.problem for v in unsound.values())
 

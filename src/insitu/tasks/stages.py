@@ -190,46 +190,54 @@ def _chunks(items: list[T], workers: int) -> list[list[T]]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
+def known_validations(folder: Path, *, candidates: bool) -> dict[str, Validation]:
+    """What earlier builds of the set found out, by `Trial.key`."""
+    return {
+        line["key"]: from_json(Validation, line["validation"])
+        for line in _validations(folder).read()
+        if line.get("question") == _question(candidates)
+    }
+
+
+def _validations(folder: Path) -> Lines:
+    return Lines(folder / "work" / "validated.jsonl")
+
+
+def _question(candidates: bool) -> str:
+    return "candidates" if candidates else "plain"
+
+
 def validation_jobs(
     folder: Path,
     packages: dict[str, Package],
-    chosen: Sequence[Trial],
+    trials: Sequence[Trial],
     tick: Tick,
     *,
     candidates: bool,
     workers: int,
-) -> tuple[dict[str, Validation], list[Callable[[], list[Validation]]]]:
-    """As `trial_jobs`, for the chosen bugs."""
-    lines = Lines(folder / "work" / "validated.jsonl")
-    question = "candidates" if candidates else "plain"
-    known = {
-        line["key"]: from_json(Validation, line["validation"])
-        for line in lines.read()
-        if line.get("question") == question
-    }
+) -> list[Callable[[], list[Validation]]]:
+    """Jobs that validate the bugs; each adds what it finds to the set's file."""
+    lines = _validations(folder)
 
-    def job(package: Package, trials: Sequence[Trial]) -> list[Validation]:
+    def job(package: Package, part: Sequence[Trial]) -> list[Validation]:
         found = []
         places = (package.base, package.env)
         called = set(package.survey.at_import)
         with package.worker() as worker:
-            worker.warm(sorted({t.failing[0].split("::")[0] for t in trials}), run=False)
-            for trial in trials:
+            worker.warm(sorted({t.failing[0].split("::")[0] for t in part}), run=False)
+            for trial in part:
                 text = package.text(trial.path)
                 bench = Bench(worker, text, trial, at_import=(trial.path, trial.qualname) in called)
                 result = validate(trial, bench, places, candidates=candidates)
-                value = {"question": question, "key": trial.key}
+                value = {"question": _question(candidates), "key": trial.key}
                 lines.add({**value, "validation": to_json(result).decode()})
                 found.append(result)
                 tick(1)
         return found
 
-    def place(trial: Trial) -> tuple[str, str]:
-        return trial.base, trial.failing[0].split("::")[0]
-
-    rest = sorted((t for t in chosen if t.key not in known), key=place)
     jobs: list[Callable[[], list[Validation]]] = []
-    for base, group in groupby(rest, key=lambda t: t.base):
+    ordered = sorted(trials, key=lambda t: (t.base, t.failing[0].split("::")[0]))
+    for base, group in groupby(ordered, key=lambda t: t.base):
         for part in _chunks(list(group), workers):
             jobs.append(lambda b=base, p=part: job(packages[b], p))  # type: ignore[misc]
-    return {k: known[k] for k in (t.key for t in chosen) if k in known}, jobs
+    return jobs
