@@ -26,10 +26,9 @@ from insitu.kit.log import get_log
 from insitu.tasks.bench import time_limit
 from insitu.tasks.confine import SandboxHost
 from insitu.tasks.fingerprint import fingerprints
-from insitu.tasks.folder import write_task
+from insitu.tasks.folder import task_files, write_task
 from insitu.tasks.leaks import functions_of
 from insitu.tasks.mutate import apply_edit, reverse
-from insitu.tasks.read import read_record
 from insitu.tasks.record import TaskRecord
 from insitu.tasks.report import BuildReport, PackageReport, figures
 from insitu.tasks.runner import LocalProcess, Start
@@ -293,13 +292,15 @@ class _Build:
             package = by_name[trial.base]
             record = self._record(order, trial, package, validations[trial.key])
             records.append(record)
-            place = folder / record.task_id
-            if place.is_dir() and read_record(place) == record:
-                continue
             intact = package.text(trial.path)
-            source = f"{package.source.name}=={package.source.version}"
-            write_task(place, record, intact, apply_edit(intact, trial.edit), source)
-            written += 1
+            files = task_files(
+                record,
+                intact=intact,
+                broken=apply_edit(intact, trial.edit),
+                source=f"{package.source.name}=={package.source.version}",
+                requires=package.source.requires,
+            )
+            written += write_task(folder / record.task_id, files)
         keep = {r.task_id for r in records}
         for place in folder.iterdir() if folder.is_dir() else ():
             if place.name not in keep:

@@ -3,6 +3,7 @@
 import difflib
 import json
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from insitu.kit.atomic import atomic_folder
@@ -13,36 +14,54 @@ from insitu.tasks.runner import TEST_ENV
 _LOGS = "/logs/verifier"
 
 
-def write_task(folder: Path, record: TaskRecord, intact: str, broken: str, source: str) -> None:
-    """Write the folder whole or not at all.
+def write_task(folder: Path, files: Mapping[str, str]) -> bool:
+    """Write the folder whole or not at all; False where it is there already, just so.
 
     Args:
         folder: `<set>/tasks/<task id>`.
-        record: what `insitu.json` will hold.
-        intact: text of the file before the bug.
-        broken: and after.
-        source: requirement that names the package, e.g. `"toolz==1.2.0"`.
+        files: what `task_files` gives.
 
     Raises:
         OSError: the disk is full or not writable.
     """
-    files = {
+    if folder.is_dir() and all(_holds(folder / name, text) for name, text in files.items()):
+        return False
+    with atomic_folder(folder) as temporary:
+        for name, text in files.items():
+            path = temporary / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(text.encode())
+            if name.endswith(".sh"):
+                path.chmod(0o755)
+    return True
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+def task_files(
+    record: TaskRecord, *, intact: str, broken: str, source: str, requires: Sequence[str]
+) -> dict[str, str]:
+    """The files of a task, by name.
+
+    Args:
+        record: what `insitu.json` holds.
+        intact: text of the file before the bug.
+        broken: and after.
+        source: requirement that names the package, e.g. `"toolz==1.2.0"`.
+        requires: what the package needs.
+    """
+    return {
         "task.toml": _toml(record, source),
         "instruction.md": instruction(record),
-        "environment/Dockerfile": _dockerfile(record, source),
+        "environment/Dockerfile": _dockerfile(record, source, requires),
         "environment/bug.patch": _patch(record.path, intact, broken),
         "tests/test.sh": _test_script(record),
         "solution/solve.sh": _solve_script(record),
         "solution/fix.patch": _patch(record.path, broken, intact),
         "insitu.json": to_json(record).decode() + "\n",
     }
-    with atomic_folder(folder) as temporary:
-        for name, text in files.items():
-            path = temporary / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="")
-            if name.endswith(".sh"):
-                path.chmod(0o755)
 
 
 def instruction(record: TaskRecord) -> str:
@@ -56,7 +75,7 @@ def instruction(record: TaskRecord) -> str:
 def test_command(record: TaskRecord) -> list[str]:
     """The command that judges, run in the workdir with `TEST_ENV` and the task's PYTHONPATH."""
     tests = [*record.fail_to_pass, *record.pass_to_pass]
-    return ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    return ["python", "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", *tests]
 
 
 def _patch(path: str, before: str, after: str) -> str:
@@ -97,13 +116,14 @@ def _toml(record: TaskRecord, source: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _dockerfile(record: TaskRecord, source: str) -> str:
+def _dockerfile(record: TaskRecord, source: str, requires: Sequence[str]) -> str:
     """The same workspace for whoever runs the folder with Docker instead of insitu's layers."""
     paths = [f"{record.workdir}/{record.import_root}"] * (record.import_root != ".")
     lines = [
         "FROM python:3.11-slim",
         "RUN apt-get update && apt-get install -y --no-install-recommends patch"
-        " && rm -rf /var/lib/apt/lists/* && pip install --no-cache-dir 'pytest>=8'",
+        " && rm -rf /var/lib/apt/lists/*"
+        f" && pip install --no-cache-dir {shlex.join(['pytest>=8', *requires])}",
         f"WORKDIR {record.workdir}",
         f"RUN pip download --no-deps --no-binary :all: --dest /tmp/sdist {shlex.quote(source)}"
         " && tar -xf /tmp/sdist/*.tar.* --strip-components=1"

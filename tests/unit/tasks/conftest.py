@@ -1,5 +1,6 @@
 """A tiny package with tests of its own, and an environment made of the running one's pytest."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -120,3 +121,14 @@ def taskset(tmp_path: Path) -> Path:
     (env / "bin").mkdir()
     (env / "bin" / "python").symlink_to(sys.executable)
     return folder
+
+
+def real_packages(env):
+    """Copies instead of links, which would lead out of the sandbox."""
+    for link in next(env.glob("lib/*/site-packages")).iterdir():
+        target = link.resolve()
+        link.unlink()
+        if target.is_dir():
+            shutil.copytree(target, link)
+        else:
+            shutil.copy(target, link)

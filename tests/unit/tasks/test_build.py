@@ -4,6 +4,7 @@ import tomllib
 
 import pytest
 
+from insitu.sandbox.paths import find_bwrap
 from insitu.tasks.build import BuildSpec, build_taskset
 from insitu.tasks.leaks import sweep_environment, sweep_function, sweep_tree
 from insitu.tasks.mutate import apply_edit
@@ -11,6 +12,7 @@ from insitu.tasks.read import read_record, read_task, read_taskset
 from insitu.tasks.runner import Worker, Workspace
 from insitu.tasks.source import PackageSpec
 from insitu.types import TaskError
+from tests.unit.tasks.conftest import real_packages
 
 
 def spec_of(taskset, package, **changes):
@@ -102,6 +104,21 @@ def test_a_second_build_writes_nothing_and_a_removed_task_comes_back(built):
     name = read_taskset(taskset)[0].task_id
     shutil.rmtree(taskset / "tasks" / name)
     assert build_taskset(spec_of(taskset, package, candidates=True)).written == 1
+
+
+def test_a_build_runs_the_package_in_a_sandbox(taskset, package):
+    if find_bwrap() is None:
+        pytest.skip("no bubblewrap")
+    real_packages(next((taskset / "envs").iterdir()))
+    mark = package.parent / "escaped"
+    path = package / "tests" / "test_core.py"
+    path.write_text(
+        f"try:\n    open({str(mark)!r}, 'w').close()\nexcept OSError:\n    pass\n"
+        + path.read_text()
+    )
+    report = build_taskset(spec_of(taskset, package, sandbox="bubblewrap", tries=3, count=4))
+    assert report.built
+    assert not mark.exists()
 
 
 def test_functions_of_another_set_are_not_used(built, package, tmp_path):

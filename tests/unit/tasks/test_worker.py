@@ -1,5 +1,4 @@
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from insitu.tasks.runner import LocalProcess, Worker, Workspace
 from insitu.tasks.stubs import locate, stub
 from insitu.tasks.survey import Target
 from insitu.types import Edit
+from tests.unit.tasks.conftest import real_packages
 
 PATH = "src/shapes/core.py"
 FILE = "tests/test_core.py"
@@ -34,17 +34,6 @@ def worker(request, package, taskset):
     real_packages(env)
     with SandboxHost("bubblewrap") as host, Worker(space, host.start) as made:
         yield made
-
-
-def real_packages(env):
-    """Copies instead of links, which would lead out of the sandbox."""
-    for link in next(env.glob("lib/*/site-packages")).iterdir():
-        target = link.resolve()
-        link.unlink()
-        if target.is_dir():
-            shutil.copytree(target, link)
-        else:
-            shutil.copy(target, link)
 
 
 def plain(message):
