@@ -42,7 +42,7 @@ from insitu.corpus.tokenizer import (  # noqa: E402
     train_tokenizer,
 )
 from insitu.corpus.tokenset import TokenDocument, write_token_set  # noqa: E402
-from insitu.corpus.transcripts import TranscriptEncoder  # noqa: E402
+from insitu.corpus.transcripts import TranscriptEncoder, quoting  # noqa: E402
 from insitu.tasks.mutate import candidate_edits, core  # noqa: E402
 from insitu.types import InsituError  # noqa: E402
 
@@ -239,8 +239,9 @@ def make_repairs(work: Path, spec: dict[str, Any]) -> None:
                     sound = number.isdigit() and int(number) not in broken
                     return rng.random() < spec["context_share"] and sound
 
-                kept.append({"messages": talk.messages, "family": talk.family})
-                yield encode.document(talk.messages, unscored=talk.unscored, also_scored=scored)
+                messages = quoting(talk.messages) if spec["quote"] else talk.messages
+                kept.append({"messages": messages, "family": talk.family})
+                yield encode.document(messages, unscored=talk.unscored, also_scored=scored)
 
     folder = work / "sets" / spec["name"]
     _tell(write_token_set(made(), folder, about={"spec": spec}))
@@ -256,7 +257,7 @@ def make_sessions(work: Path, sessions: Path, name: str, longest: int = 1400) ->
     def made() -> Iterator[TokenDocument]:
         for line in sessions.read_text().splitlines():
             record = json.loads(line)
-            messages = record["messages"]
+            messages = quoting(record["messages"])
             if messages[-1]["role"] == "tool":
                 messages = messages[:-1]  # nothing is said after `finish`
             edits = edited(messages)

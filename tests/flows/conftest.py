@@ -23,6 +23,8 @@ def taskset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
         source = Path(sys.modules[name].__file__ or "").parent
         shutil.copytree(source, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(Path(pytest.__file__).parents[1] / "py.py", packages)
+    shutil.copy2(Path(sys.modules["_pytest"].__file__ or "").parents[1] / "py.py", packages)
     (packages.parents[2] / "bin").mkdir()
     (packages.parents[2] / "bin" / "python").symlink_to(sys.executable)
     package = tasks.package.__wrapped__(tmp_path_factory.mktemp("package"))

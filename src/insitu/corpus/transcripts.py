@@ -132,6 +132,31 @@ class TranscriptEncoder:
             put([*self._end, *self._encode("\n")])
 
 
+def quoting(messages: Sequence[Message], *, longest: int = 200) -> list[Message]:
+    """The conversation with the line quoted before each `edit` call, as it was last shown.
+
+    A small model copies a line well once its number stands there, and finds the wrong token
+    better in a line that it has just written with the whole function in view. Lines over
+    `longest` characters, and lines that no tool result showed, are not quoted. Tools are those of
+    a product whose results show code as "{line} {text}" and whose `edit` takes `line`.
+    """
+    shown: dict[str, str] = {}
+    found: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            for text in message["content"].split("\n"):
+                number, space, _ = text.partition(" ")
+                if space and number.isdigit():
+                    shown[number] = text
+        for call in message.get("tool_calls") or ():
+            if call["function"]["name"] == "edit":
+                line = str(json.loads(call["function"]["arguments"]).get("line"))
+                quote = shown.get(line, "")
+                message = {**message, "content": quote if len(quote) <= longest else ""}
+        found.append(message)
+    return found
+
+
 def segment_document(segment: Segment) -> TokenDocument:
     """A recorded segment: its exact tokens, with loss where the policy sampled them."""
     return TokenDocument(ids=segment.token_ids, loss=segment.trainable)

@@ -43,6 +43,8 @@ class Dispatcher:
     """Episodes at most at the same time."""
     retries: int
     """Faults per group that are retried before it is discarded."""
+    pause_s: float = 1.0
+    """Before the first retry of an episode; doubled with each, ten times as long at most."""
     on_start: Callable[[Attempt], None]
     on_end: Callable[[Episode], None]
     on_discard: Callable[[str, str], None]
@@ -146,4 +148,4 @@ class Dispatcher:
                 return None
             retries[0] -= 1
             tries += 1
-            await asyncio.sleep(min(2.0**tries, 10.0))
+            await asyncio.sleep(self.pause_s * min(2.0 ** (tries - 1), 10.0))

@@ -136,18 +136,22 @@ def _variables(function: FunctionNode) -> tuple[str, ...]:
 
 
 def _attributes(owner: ast.ClassDef | None) -> tuple[str, ...]:
-    return tuple(
-        sorted(
-            {
-                node.attr
-                for node in (ast.walk(owner) if owner else ())
-                if isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "self"
-            }
-        )
-    )
+    """Attributes of `self` that the class stores; a class inside it has a `self` of its own."""
+    found: set[str] = set()
+    todo: list[ast.AST] = list(owner.body) if owner else []
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.ClassDef):
+            continue
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        ):
+            found.add(node.attr)
+        todo += ast.iter_child_nodes(node)
+    return tuple(sorted(found))
 
 
 def _inside(function: FunctionNode) -> Iterator[ast.AST]:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from insitu.corpus.tokenizer import save_tokenizer
-from insitu.corpus.transcripts import TranscriptEncoder, segment_document
+from insitu.corpus.transcripts import TranscriptEncoder, quoting, segment_document
 from insitu.render.renderer import TokenRenderer
 from insitu.types import Segment, UsageError
 from tests.unit.corpus.test_tokenizer import SYSTEM, TOKENIZER, TOOLS
@@ -74,6 +74,21 @@ def test_the_tokens_are_those_the_renderer_makes_in_a_live_session(tmp_path: Pat
         sampled = document.ids[len(prompt) : end]
         if i + 1 < len(TALK):
             prompt = renderer.bridge(prompt, sampled, TALK[i + 1 : i + 2], TOOLS)
+
+
+def test_an_edit_quotes_the_line_as_it_was_last_shown() -> None:
+    again = says("edit", path="a.py", line=4, old="<=", new=">")
+    unseen = says("edit", path="a.py", line=9, old="x", new="y")
+    quoted = quoting([*TALK[:6], again, hears("4     return x > 1"), unseen])
+    assert [m["content"] for m in quoted if m["role"] == "assistant"] == [
+        *("", "4     return x < 1", "4     return x <= 1", "")
+    ]
+    assert quoting(TALK, longest=5)[4]["content"] == ""
+    assert TALK[4]["content"] == ""
+    text = TOKENIZER.decode(
+        TranscriptEncoder(encode, TOOLS).document(quoted).ids, skip_special_tokens=False
+    )
+    assert "assistant\n4     return x < 1\n<tool_call>" in text
 
 
 def test_a_tokenizer_without_the_markers_is_refused() -> None:

@@ -90,7 +90,7 @@ class World:
             on_start=lambda a: self.started.update([a.episode_id]),
             on_end=lambda e: self.ended.update([e.episode_id]),
             on_discard=self.discarded.__setitem__,
-            **({"group_size": 3, "in_flight": 5, "retries": 2} | settings),
+            **({"group_size": 3, "in_flight": 5, "retries": 2, "pause_s": 0.0} | settings),
         )
 
 

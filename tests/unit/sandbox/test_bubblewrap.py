@@ -63,6 +63,7 @@ def _until(condition, seconds=5.0):
 
 
 async def test_a_killed_owner_takes_its_sandboxes_along(backend, tmp_path):
+    await backend.reap()  # what earlier programs left on this machine
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path / "other")],
         stdout=subprocess.PIPE,

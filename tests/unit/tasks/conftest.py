@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def taskset(tmp_path: Path) -> Path:
     packages = site_packages(env)
     packages.mkdir(parents=True)
     for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        (packages / name).symlink_to(Path(sys.modules[name].__file__ or "").parent)
+        (packages / name).symlink_to(Path(import_module(name).__file__ or "").parent)
     (packages / "py.py").symlink_to(Path(pytest.__file__).parents[1] / "py.py")
     (env / "bin").mkdir()
     (env / "bin" / "python").symlink_to(sys.executable)
