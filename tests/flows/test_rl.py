@@ -123,13 +123,13 @@ def test_the_loop_runs_and_the_run_folder_tells_what_happened(recipe):
 
 def test_a_killed_engine_and_a_killed_trainer_do_not_stop_the_run(recipe):
     folder = RunFolder(recipe.parent / "r")
-    process = start(recipe, "--set", "rl.steps=4")
+    process = start(recipe, "--set", "rl.steps=10")
     wait_for(folder, "SELECT count(*) FROM steps WHERE state = 'done'", process)
     kill_service(folder, "insitu.engine.server")
     wait_for(folder, "SELECT count(*) >= 2 FROM steps WHERE state = 'done'", process)
     kill_service(folder, "insitu.train.server")
     finish(process)
-    check_whole(folder, steps=4)
+    check_whole(folder, steps=10)
     with Ledger(folder.ledger) as ledger:
         assert {f.boundary for f in ledger.faults()} >= {"engine", "train"}
 
