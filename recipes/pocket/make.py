@@ -239,7 +239,10 @@ def make_repairs(work: Path, spec: dict[str, Any]) -> None:
                     sound = number.isdigit() and int(number) not in broken
                     return rng.random() < spec["context_share"] and sound
 
-                messages = quoting(talk.messages) if spec["quote"] else talk.messages
+                before = spec["before_edit"]
+                messages = talk.messages
+                if before:
+                    messages = quoting(messages, scan=before == "scan")
                 kept.append({"messages": messages, "family": talk.family})
                 yield encode.document(messages, unscored=talk.unscored, also_scored=scored)
 
@@ -257,7 +260,7 @@ def make_sessions(work: Path, sessions: Path, name: str, longest: int = 1400) ->
     def made() -> Iterator[TokenDocument]:
         for line in sessions.read_text().splitlines():
             record = json.loads(line)
-            messages = quoting(record["messages"])
+            messages = quoting(record["messages"], scan=True)
             if messages[-1]["role"] == "tool":
                 messages = messages[:-1]  # nothing is said after `finish`
             edits = edited(messages)

@@ -96,13 +96,13 @@ def wait_for(folder: RunFolder, sql: str, process: subprocess.Popen[bytes]) -> N
 
 
 def kill_service(folder: RunFolder, module: str) -> None:
-    """kill -9 the run's process of that module, found by its socket on the command line."""
+    """kill -9 the run's process of that module, found by the run on its command line."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if module.encode() in words and any(str(folder.scratch).encode() in w for w in words):
+        if module.encode() in words and any(str(folder.path).encode() in w for w in words):
             os.kill(int(path.parent.name), signal.SIGKILL)
             return
     pytest.fail(f"no process of {module}")

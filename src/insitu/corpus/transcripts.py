@@ -10,7 +10,7 @@ with the loss on what stands in brackets.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -132,29 +132,46 @@ class TranscriptEncoder:
             put([*self._end, *self._encode("\n")])
 
 
-def quoting(messages: Sequence[Message], *, longest: int = 200) -> list[Message]:
+def quoting(
+    messages: Sequence[Message], *, scan: bool = False, longest: int = 200
+) -> list[Message]:
     """The conversation with the line quoted before each `edit` call, as it was last shown.
 
     A small model copies a line well once its number stands there, and finds the wrong token
-    better in a line that it has just written with the whole function in view. Lines over
-    `longest` characters, and lines that no tool result showed, are not quoted. Tools are those of
-    a product whose results show code as "{line} {text}" and whose `edit` takes `line`.
+    better in a line that it has just written with the whole function in view. With `scan` it
+    goes through the lines of the last `read` from the first one and stops at the line to edit, so
+    that finding the line is one decision per line. Lines over `longest` characters, and lines
+    that no tool result showed, are not quoted. Tools are those of a product whose results show
+    code as "{line} {text}" and whose `edit` takes `line`.
     """
     shown: dict[str, str] = {}
     found: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
-            for text in message["content"].split("\n"):
-                number, space, _ = text.partition(" ")
-                if space and number.isdigit():
-                    shown[number] = text
+            lines = dict(_numbered(message["content"]))
+            shown = lines if len(lines) > 1 else {**shown, **lines}
         for call in message.get("tool_calls") or ():
             if call["function"]["name"] == "edit":
                 line = str(json.loads(call["function"]["arguments"]).get("line"))
-                quote = shown.get(line, "")
-                message = {**message, "content": quote if len(quote) <= longest else ""}
+                message = {**message, "content": _until(line, shown, scan, longest)}
         found.append(message)
     return found
+
+
+def _numbered(content: str) -> Iterator[tuple[str, str]]:
+    for text in content.split("\n"):
+        number, space, _ = text.partition(" ")
+        if space and number.isdigit():
+            yield number, text
+
+
+def _until(line: str, shown: Mapping[str, str], scan: bool, longest: int) -> str:
+    if line not in shown or len(shown[line]) > longest:
+        return ""
+    if not scan:
+        return shown[line]
+    numbers = list(shown)
+    return "\n".join(shown[n] for n in numbers[: numbers.index(line) + 1])
 
 
 def segment_document(segment: Segment) -> TokenDocument:

@@ -91,6 +91,13 @@ def test_an_edit_quotes_the_line_as_it_was_last_shown() -> None:
     assert "assistant\n4     return x < 1\n<tool_call>" in text
 
 
+def test_a_scan_goes_through_the_lines_up_to_the_one_to_edit() -> None:
+    again = says("edit", path="a.py", line=3, old="f", new="g")
+    scanned = quoting([*TALK[:6], again], scan=True)
+    assert scanned[4]["content"] == "3 def f(x):\n4     return x < 1"
+    assert scanned[6]["content"] == "3 def f(x):"
+
+
 def test_a_tokenizer_without_the_markers_is_refused() -> None:
     with pytest.raises(UsageError, match="not one token"):
         TranscriptEncoder(lambda text: list(text.encode()), TOOLS)
