@@ -38,6 +38,10 @@ class TestedFunction(Protocol):
         ...
 
 
+_SWAP_LIMIT_S = 5.0
+"""Of a run that imports nothing; a loop without end is the usual reason to reach it."""
+
+
 def time_limit(base_s: float) -> float:
     """Seconds that a run of a broken function may take."""
     return max(3.0, 4 * base_s)
@@ -82,7 +86,7 @@ class Bench:
                 begin=self._place.begin,
                 line=f.first_line,
                 stub=stub(self.source, text, f.first_line, f.last_line),
-                timeout_s=limit,
+                timeout_s=min(limit, _SWAP_LIMIT_S),
                 stop_early=stop_early,
             )
             if result.status == "timeout" or (result.status == "done" and result.exit_code >= 0):

@@ -159,6 +159,10 @@ def _runs(worker: Worker, file: str, sieve: _Sieve) -> list[RunResult]:
     return runs
 
 
+def _overhead(run: RunResult) -> float:
+    return max(0.05, run.wall_s - sum(t.duration for t in run.tests.values()))
+
+
 def _reason(note: str) -> str:
     lines = [line for line in note.splitlines() if "error" in line.lower()] or note.splitlines()
     return (lines or [""])[-1].strip()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the pocket base policy again: ./recipes/pocket/all.sh WORK
+# Make the pocket base policy again: ./examples/pocket/all.sh WORK
 # WORK holds sdists/ and wheels/ (see README.md) and a task set built from training packages in
 # taskset/ (recipes/demo/tasks-train.toml). Some hours on two cores.
 set -eu
@@ -11,6 +11,6 @@ make tokenizer
 make repairs "$here/sets.toml"
 python "$here/record.py" "$work/taskset" "$work/sessions.jsonl" 3
 make sessions "$work/sessions.jsonl" sessions
-recipe=$(cd "$here" && pwd)/midtrain.toml
+recipe=$(cd "$here/../../recipes/pocket" && pwd)/midtrain.toml
 cd "$work"
 insitu midtrain "$recipe"

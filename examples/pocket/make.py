@@ -1,11 +1,11 @@
 """Make the pocket base policy's data: functions, tokenizer, token sets.
 
-    python recipes/pocket/make.py WORK functions           # corpus.toml -> functions.jsonl
-    python recipes/pocket/make.py WORK tokenizer
-    python recipes/pocket/make.py WORK repairs sets.toml   # synthetic repairs -> sets/NAME
-    python recipes/pocket/make.py WORK sessions IN.jsonl NAME
+    python examples/pocket/make.py WORK functions           # corpus.toml -> functions.jsonl
+    python examples/pocket/make.py WORK tokenizer
+    python examples/pocket/make.py WORK repairs sets.toml   # synthetic repairs -> sets/NAME
+    python examples/pocket/make.py WORK sessions IN.jsonl NAME
 
-`recipes/pocket/all.sh` runs everything in order, training included. This file is the place where
+`examples/pocket/all.sh` runs everything in order, training included. This file is the place where
 corpus, tasks (mutations) and the product (its texts and its view of a file) meet.
 """
 
