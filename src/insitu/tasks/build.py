@@ -216,17 +216,18 @@ class _Build:
             forbidden=frozenset(forbidden),
         )
         pool: list[Trial] = []
+        left = 0
         jobs: list[Callable[[], list[Trial]]] = []
         for package in packages:
-            known, rest = trial_jobs(
+            known, count, rest = trial_jobs(
                 self.spec.folder, package, plan, self._tick, workers=self.workers
             )
             pool += known
+            left += count
             jobs += rest
         if pool:
             _log.info("%d trials reused", len(pool))
-        total = sum(len(p.targets) for p in packages)
-        for found in self._all("functions", total, jobs) if jobs else ():
+        for found in self._all("functions", left, jobs) if jobs else ():
             pool += found
         pool = [t for t in pool if (t.base, t.path, t.qualname) not in forbidden]
         return pool, [":".join(f) for f in forbidden]

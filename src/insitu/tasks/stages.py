@@ -137,8 +137,8 @@ class TrialPlan:
 
 def trial_jobs(
     folder: Path, package: Package, plan: TrialPlan, tick: Tick, *, workers: int
-) -> tuple[list[Trial], list[Callable[[], list[Trial]]]]:
-    """What is known already, and the jobs that find out the rest; each job adds to the file."""
+) -> tuple[list[Trial], int, list[Callable[[], list[Trial]]]]:
+    """What is known already, the number of functions left, and the jobs that break those."""
     name = package.source.base
     question = f"{package.source.digest[:16]} {plan.tries} {plan.fewest} {plan.seed}"
     lines = Lines(folder / "work" / name / "trials.jsonl")
@@ -182,7 +182,7 @@ def trial_jobs(
         return found
 
     rest.sort(key=lambda t: (t.tests[0].split("::")[0], t.path, t.first_line))
-    return known, [lambda c=c: job(c) for c in _chunks(rest, workers)]  # type: ignore[misc]
+    return known, len(rest), [lambda c=c: job(c) for c in _chunks(rest, workers)]  # type: ignore[misc]
 
 
 def _chunks(items: list[T], workers: int) -> list[list[T]]:
