@@ -18,6 +18,8 @@ class PackageConfig(Section):
     """Globs of test names to leave out."""
     allow_failing: bool = False
     """Leave failing tests out instead of refusing the package."""
+    drop_options: bool = False
+    """Ignore the options that its own settings give pytest, e.g. of a plugin it need not have."""
     allow_licence: bool = False
     """Use it although its licence is not on the permissive list."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from insitu.evaluate.stats import Estimate, pass_at_1
+from insitu.tasks.mutate import core
 from insitu.types import CandidateEdit
 
 Ranking = Sequence[Sequence[CandidateEdit]]
@@ -61,8 +62,8 @@ class FixTable:
 
 
 def fix_key(candidate: CandidateEdit) -> FixKey:
-    """What the table counts of a candidate edit."""
-    return candidate.edit.old, candidate.edit.new, candidate.family
+    """What the table counts of a candidate edit: the change itself, not the names around it."""
+    return (*core(candidate.edit, candidate.family), candidate.family)
 
 
 def fit_table(training: Iterable[Sequence[CandidateEdit]]) -> FixTable:

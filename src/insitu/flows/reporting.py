@@ -16,6 +16,7 @@ from insitu.ledger import summary
 from insitu.ledger.episodes import EpisodeStore
 from insitu.ledger.ledger import Ledger
 from insitu.ledger.run_folder import RunFolder
+from insitu.tasks.mutate import candidate_edits
 from insitu.tasks.read import read_record
 from insitu.types import CandidateEdit, Episode, Task
 
@@ -28,15 +29,22 @@ def baselines_of(
     edits = {task: r.candidates for task, r in records.items() if r.candidates}
     if not edits:
         return ()
-    fixes = []
-    for task in train:
-        record = read_record(Path(task.folder))
-        fixes.append([CandidateEdit(edit=record.fix, family=record.family, passes=True)])
-    table = fit_table(fixes)
+    table = fit_table(_legal_edits(task) for task in train)
     return (
         random_baseline(edits, tries=tries, seed=seed),
         table_baseline(table, edits, tries=tries, seed=seed),
+        table_baseline(table, edits, tries=tries, seed=seed, by="rate"),
     )
+
+
+def _legal_edits(task: Task) -> list[CandidateEdit]:
+    """All legal edits of a training task's broken function; the recorded repair passes."""
+    record = read_record(Path(task.folder))
+    source = (Path(task.layers[-1]) / record.path).read_text(encoding="utf-8")
+    found = candidate_edits(source, record.path, record.first_line, record.last_line)
+    return [
+        CandidateEdit(edit=edit, family=family, passes=edit == record.fix) for edit, family in found
+    ]
 
 
 def report_data(
