@@ -38,7 +38,7 @@ def build_verb(
     \b
     Example:
       insitu tasks build toolz==1.0.0 more-itertools --out tasks/train --set build.tasks=200
-      insitu tasks build recipes/tasks.toml
+      insitu tasks build recipes/demo/tasks-train.toml
     """
     from insitu.config.load import load_values
 

@@ -31,7 +31,7 @@ def show_verb(
 
     \b
     Example:
-      insitu config show recipes/demo.toml --set rl.group_size=16
+      insitu config show recipes/demo/rl.toml --set rl.group_size=16
       insitu config show --describe
     """
     from insitu.config.tree import Config

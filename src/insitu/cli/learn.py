@@ -20,8 +20,8 @@ def rl_verb(
 
     \b
     Example:
-      insitu rl recipes/demo.toml --set rl.steps=10
-      insitu rl recipes/demo.toml --resume
+      insitu rl recipes/demo/rl.toml --set rl.steps=10
+      insitu rl recipes/demo/rl.toml --resume
     """
     config = read_recipe(recipe, overrides)
     from insitu.cli.progress import Bar
@@ -40,7 +40,7 @@ def midtrain_verb(recipe: Recipe, overrides: Overrides = None) -> None:
 
     \b
     Example:
-      insitu midtrain recipes/base.toml --set midtrain.max_tokens=50_000_000
+      insitu midtrain recipes/pocket/midtrain.toml --set midtrain.max_tokens=50_000_000
     """
     config = read_recipe(recipe, overrides)
     from insitu.flows.midtrain import run_midtrain

@@ -14,7 +14,7 @@ def eval_verb(recipe: Recipe, overrides: Overrides = None) -> None:
 
     \b
     Example:
-      insitu eval recipes/demo.toml --set policy.model=models/base --set eval.attempts=4
+      insitu eval recipes/demo/rl.toml --set policy.model=models/pocket --set eval.attempts=4
     """
     config = read_recipe(recipe, overrides)
     from insitu.cli.progress import Bar

@@ -21,7 +21,7 @@ from insitu.types import ConfigError
 class Config(Section):
     """Everything that a run depends on besides its inputs. Each verb reads the sections it needs.
 
-    Example: `load(Path("recipes/demo.toml"), ["rl.group_size=16"]).rl.group_size == 16`.
+    Example: `load(Path("recipes/demo/rl.toml"), ["rl.group_size=16"]).rl.group_size == 16`.
     """
 
     run: RunConfig = RunConfig()

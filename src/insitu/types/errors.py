@@ -21,7 +21,7 @@ class InsituError(Exception):
 class UsageError(InsituError):
     """Something the user can fix.
 
-    Example: `UsageError("recipes/demo.toml: no such file", remedy="give the path of a recipe")`.
+    Example: `UsageError("recipes/demo/rl.toml: no such file", remedy="give the path of a recipe")`.
     """
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:
