@@ -16,7 +16,7 @@ import sysconfig
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +35,7 @@ from insitu.corpus.documents import (  # noqa: E402
 from insitu.corpus.edits import RepairMaker, Styles  # noqa: E402
 from insitu.corpus.filters import is_test, refusal  # noqa: E402
 from insitu.corpus.functions import Function, Unseen, functions  # noqa: E402
+from insitu.corpus.sessions import Habits, hurried, renamed  # noqa: E402
 from insitu.corpus.tokenizer import (  # noqa: E402
     chat_scaffolds,
     load_tokenizer,
@@ -57,6 +58,7 @@ EXTRA_SCAFFOLDS = [
     "\nno test runs left\n",
 ]
 # Words that a bug or a repair consists of, and those of reports: one token where possible.
+HABITS = Habits(**CONFIG["habits"])
 _FIELDS = ("name", "first", "last", "digest", "shape", "text")
 WORDS = (Path(__file__).parent / "words.txt").read_text().split()
 
@@ -225,13 +227,13 @@ def make_repairs(work: Path, spec: dict[str, Any]) -> None:
             except (InsituError, SyntaxError, ValueError, RecursionError, IndexError):
                 continue  # code that this Python parses in the file but not on its own
             for talk in talks:
-                edits = edited(talk.messages)
+                messages, unscored = hurried(talk.messages, talk.unscored, HABITS, rng)
 
                 def scored(
                     i: int,
                     line: str,
                     broken: frozenset[int] = talk.broken,
-                    edits: frozenset[int] = edits,
+                    edits: frozenset[int] = edited(messages),
                 ) -> bool:
                     number = line.split(" ", 1)[0]
                     if i in edits:
@@ -239,12 +241,11 @@ def make_repairs(work: Path, spec: dict[str, Any]) -> None:
                     sound = number.isdigit() and int(number) not in broken
                     return rng.random() < spec["context_share"] and sound
 
-                before = spec["before_edit"]
-                messages = talk.messages
-                if before:
-                    messages = quoting(messages, scan=before == "scan")
-                kept.append({"messages": messages, "family": talk.family})
-                yield encode.document(messages, unscored=talk.unscored, also_scored=scored)
+                if spec["before_edit"]:
+                    messages = quoting(messages, scan=spec["before_edit"] == "scan")
+                if spec.get("keep_text"):
+                    kept.append({"messages": messages, "family": talk.family})
+                yield encode.document(messages, unscored=unscored, also_scored=scored)
 
     folder = work / "sets" / spec["name"]
     _tell(write_token_set(made(), folder, about={"spec": spec}))
@@ -253,22 +254,36 @@ def make_repairs(work: Path, spec: dict[str, Any]) -> None:
         (work / "sets" / f"{spec['name']}.jsonl").write_text(text)
 
 
-def make_sessions(work: Path, sessions: Path, name: str, longest: int = 1400) -> None:
-    """Recorded sessions as a token set; what the oracle marked as wrong carries no loss."""
+def make_sessions(
+    work: Path, sessions: Path, name: str, variants: int = 3, longest: int = 1400
+) -> None:
+    """Recorded sessions as a token set, each a few times with other habits and names.
+
+    What the oracle marked as wrong carries no loss.
+    """
     encode = encoder(work)
+    rng = random.Random(name)
+    words = sorted(
+        {
+            word
+            for f in read_functions(work, 0, 8000)
+            for word in PurePosixPath(f.document.path).with_suffix("").parts
+            if word.isidentifier() and not word.startswith("_") and len(word) < 14
+        }
+    )
 
     def made() -> Iterator[TokenDocument]:
-        for line in sessions.read_text().splitlines():
+        for line in sessions.read_text().splitlines() * variants:
             record = json.loads(line)
-            messages = quoting(record["messages"], scan=True)
+            messages, unscored = hurried(record["messages"], record["unscored"], HABITS, rng)
+            messages = quoting(renamed(messages, words, rng), scan=True)
             if messages[-1]["role"] == "tool":
                 messages = messages[:-1]  # nothing is said after `finish`
-            edits = edited(messages)
 
-            def scored(i: int, line: str, edits: frozenset[int] = edits) -> bool:
+            def scored(i: int, line: str, edits: frozenset[int] = edited(messages)) -> bool:
                 return i in edits and line.split(" ", 1)[0].isdigit()
 
-            document = encode.document(messages, unscored=record["unscored"], also_scored=scored)
+            document = encode.document(messages, unscored=unscored, also_scored=scored)
             if len(document.ids) <= longest:
                 yield document
 

@@ -2,7 +2,7 @@
 
 A function of the corpus is put at a made-up place, one or a few one-place mutations are applied,
 and the conversation is what a user who knows the mistake would do with the product's tools. No
-test is run, so no test report appears: what a report looks like is learnt from recorded sessions.
+test is run; where a report is shown it is made up (`reports`).
 """
 
 import ast
@@ -17,6 +17,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from insitu.corpus.functions import Function
+from insitu.corpus.oracle import PASSED
+from insitu.corpus.reports import BrokenFunction, made_up_report
 from insitu.types import Edit
 
 Candidates = Callable[[str, str, int, int], list[tuple[Edit, str]]]
@@ -45,8 +47,14 @@ class Styles:
     """A wrong edit (without loss), undone, then the right one."""
     refused: float = 0.07
     """An edit whose `old` is not in the line (without loss), then the right one."""
+    reports: float = 0.0
+    """Share of the conversations with one bug that run the test first (a made-up report), run it
+    after each edit, and finish or give up as `habits` say."""
+    wrong_counts: tuple[int, ...] = (1, 1, 2, 3)
+    """How many wrong edits come first in `wrong_first`; one of these numbers at random."""
     test_after: float = 0.6
-    """Share of conversations that end by running the test (no report); the rest finish."""
+    """Share of the other conversations that end by running the test (no result); the rest
+    finish."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,19 +118,23 @@ class RepairMaker:
         numbers = {int(text.split(" ", 1)[0]) for text in shown}
         if any(e.line not in numbers for e, _ in moved):
             return None
-        talk = _Talk(self.system, file, _request(function, path, start, len(bugs)))
+        test = _test_id(function, path)
+        talk = _Talk(self.system, file, _request(function, path, start, test, len(bugs)))
+        if style != "several" and rng.random() < s.reports:
+            bug, family = moved[0]
+            end = start + len(lines)
+            talk.reporter = _reporter(function, start, end, test, bug, family, file, rng)
+        talk.test()
         talk.call("read", "\n".join(shown), path=path, line=start)
-        if style == "wrong_first":
-            wrong = _moved(rng.choice(legal)[0], path, start - first)
-            if wrong.line not in numbers or not talk.try_wrong(wrong, moved[0][0]):
-                return None
+        if style == "wrong_first" and not self._try_wrong(talk, file, start, moved[0][0], rng):
+            return None
         if style == "refused":
             talk.try_absent(moved[0][0], sorted(numbers), rng)
         rng.shuffle(moved)
         repairs = tuple(_reversed(edit) for edit, _ in moved)
         for repair in repairs:
             talk.edit(repair)
-        talk.call("run_tests" if rng.random() < s.test_after else "finish", None)
+        talk.end(tested=rng.random() < s.test_after)
         return Conversation(
             messages=talk.messages,
             unscored=frozenset(talk.unscored),
@@ -130,6 +142,26 @@ class RepairMaker:
             family=moved[0][1] if len(moved) == 1 else "several",
             repairs=repairs,
         )
+
+    def _try_wrong(
+        self, talk: "_Talk", file: "_File", start: int, bug: Edit, rng: random.Random
+    ) -> bool:
+        """One or a few distinct wrong edits, on the right line or elsewhere, each taken back."""
+        text = "\n".join(file.lines[start - 1 :])
+        head = "if 1:\n" if text[0].isspace() else ""
+        by = start - 1 - head.count("\n")
+        last = len(text.rstrip().split("\n")) + head.count("\n")
+        legal = self.candidates(head + text, "_", 1 + head.count("\n"), last)
+        edits = [_moved(e, bug.path, by) for e, _ in legal]
+        wrong = [e for e in edits if (e.line, e.new) != (bug.line, bug.old)]
+        here = [e for e in wrong if e.line == bug.line]
+        tried: list[Edit] = []
+        for _ in range(rng.choice(self.styles.wrong_counts)):
+            pool = [e for e in (here if rng.random() < 0.6 else wrong) if e not in tried]
+            if pool:
+                tried.append(rng.choice(pool))
+                talk.try_wrong(tried[-1])
+        return bool(tried)
 
     def _bugs(
         self, legal: list[tuple[Edit, str]], rng: random.Random, count: int
@@ -180,6 +212,7 @@ class _Talk:
             {"role": "user", "content": request},
         ]
         self.unscored: list[int] = []
+        self.reporter: Callable[[], str] | None = None
 
     def call(self, tool: str, result: str | None, **arguments: Any) -> None:
         name = f"call_{len(self.messages)}"
@@ -193,15 +226,25 @@ class _Talk:
         self.file.apply(edit)
         self._ask(edit, self.file.shown(edit.line))
 
-    def try_wrong(self, wrong: Edit, bug: Edit) -> bool:
+    def test(self) -> None:
+        """Run the failing test, if this conversation has reports."""
+        if self.reporter:
+            self.call("run_tests", self.reporter())
+
+    def end(self, *, tested: bool) -> None:
+        if self.reporter:
+            self.call("run_tests", PASSED)
+            self.call("finish", None)
+        else:
+            self.call("run_tests" if tested else "finish", None)
+
+    def try_wrong(self, wrong: Edit) -> None:
         before = self.file.lines[wrong.line - 1]
-        if wrong.line == bug.line or wrong.old not in before:
-            return False
         self.unscored.append(len(self.messages))
         self.edit(wrong)
+        self.test()
         self.file.lines[wrong.line - 1] = before
         self.call("undo", self.file.shown(wrong.line))
-        return True
 
     def try_absent(self, bug: Edit, numbers: list[int], rng: random.Random) -> None:
         repair = _reversed(bug)
@@ -244,11 +287,42 @@ def _start_line(rng: random.Random) -> int:
     return rng.randint(low, high)
 
 
-def _request(function: Function, path: str, line: int, count: int) -> str:
-    if count > 1:
-        return SEVERAL.format(name=function.name, path=path, line=line, count=count)
+def _reporter(
+    function: Function,
+    first: int,
+    end: int,
+    test: str,
+    bug: Edit,
+    family: str,
+    file: _File,
+    rng: random.Random,
+) -> Callable[[], str]:
+    """Reports on the file as it is; the same kind of failure each time."""
+    seed = rng.random()
+
+    def report() -> str:
+        broken = BrokenFunction(
+            name=function.name,
+            path=file.path,
+            first=first,
+            lines=file.lines[first - 1 : end - 1],
+            test=test,
+            bug=bug,
+            family=family,
+        )
+        return made_up_report(broken, random.Random(seed))
+
+    return report
+
+
+def _test_id(function: Function, path: str) -> str:
     stem = PurePosixPath(path).stem.strip("_")
     name = re.sub(r"\W|^_+", "", function.name.split(".")[-1])
     owner = f"{function.name.split('.')[0]}Test::" if "." in function.name else ""
-    test = f"tests/test_{stem}.py::{owner}test_{name}"
+    return f"tests/test_{stem}.py::{owner}test_{name}"
+
+
+def _request(function: Function, path: str, line: int, test: str, count: int) -> str:
+    if count > 1:
+        return SEVERAL.format(name=function.name, path=path, line=line, count=count)
     return INSTRUCTION.format(name=function.name, path=path, line=line, test=test)

@@ -10,6 +10,7 @@ with the loss on what stands in brackets.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -21,6 +22,7 @@ from insitu.types import Segment, UsageError
 Message = Mapping[str, Any]
 """A message of OpenAI's Chat Completions API; content is text, arguments are JSON text."""
 Encode = Callable[[str], Sequence[int]]
+_FRAME = re.compile(r"^(\S+\.py):(\d+) ", re.MULTILINE)
 
 
 class TranscriptEncoder:
@@ -140,20 +142,26 @@ def quoting(
     A small model copies a line well once its number stands there, and finds the wrong token
     better in a line that it has just written with the whole function in view. With `scan` it
     goes through the lines of the last `read` from the first one and stops at the line to edit, so
-    that finding the line is one decision per line. Lines over `longest` characters, and lines
-    that no tool result showed, are not quoted. Tools are those of a product whose results show
-    code as "{line} {text}" and whose `edit` takes `line`.
+    that finding the line is one decision per line; a line that a frame of the last test report
+    names is quoted alone. Lines over `longest` characters, and lines that no tool result showed,
+    are not quoted. Tools are those of a product whose results show code as "{line} {text}", whose
+    reports show frames as "{path}:{line} {text}", and whose `edit` takes `path` and `line`.
     """
     shown: dict[str, str] = {}
+    pointed: set[tuple[str, str]] = set()
     found: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
             lines = dict(_numbered(message["content"]))
             shown = lines if len(lines) > 1 else {**shown, **lines}
+            if message["content"].startswith("failed: "):
+                pointed = set(_FRAME.findall(message["content"]))
         for call in message.get("tool_calls") or ():
             if call["function"]["name"] == "edit":
-                line = str(json.loads(call["function"]["arguments"]).get("line"))
-                message = {**message, "content": _until(line, shown, scan, longest)}
+                arguments = json.loads(call["function"]["arguments"])
+                line = str(arguments.get("line"))
+                alone = not scan or (arguments.get("path"), line) in pointed
+                message = {**message, "content": _until(line, shown, alone, longest)}
         found.append(message)
     return found
 
@@ -165,10 +173,10 @@ def _numbered(content: str) -> Iterator[tuple[str, str]]:
             yield number, text
 
 
-def _until(line: str, shown: Mapping[str, str], scan: bool, longest: int) -> str:
+def _until(line: str, shown: Mapping[str, str], alone: bool, longest: int) -> str:
     if line not in shown or len(shown[line]) > longest:
         return ""
-    if not scan:
+    if alone:
         return shown[line]
     numbers = list(shown)
     return "\n".join(shown[n] for n in numbers[: numbers.index(line) + 1])

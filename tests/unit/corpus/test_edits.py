@@ -77,10 +77,43 @@ def test_the_request_and_the_first_read_agree() -> None:
         )
 
 
-def test_a_wrong_edit_is_undone_and_carries_no_loss() -> None:
-    conversation = make(Styles(**{**ONLY, "wrong_first": 1.0}))[0]
-    assert [name for name, _ in calls(conversation)][:4] == ["read", "edit", "undo", "edit"]
-    assert conversation.unscored == {4}
+def test_wrong_edits_are_undone_and_carry_no_loss() -> None:
+    for conversation in make(Styles(**{**ONLY, "wrong_first": 1.0}, wrong_counts=(2,))):
+        names = [name for name, _ in calls(conversation)]
+        assert names[:6] == ["read", "edit", "undo", "edit", "undo", "edit"]
+        assert conversation.unscored == {4, 8}
+
+
+def test_a_conversation_with_reports_tests_first_and_after_each_edit() -> None:
+    conversation = make(Styles(**{**ONLY, "wrong_first": 1.0}, wrong_counts=(1,), reports=1.0))[0]
+    names = [name for name, _ in calls(conversation)]
+    middle = ["run_tests", "read", "edit", "run_tests", "undo", "edit", "run_tests", "finish"]
+    assert names == middle
+    reports = [m["content"] for m in conversation.messages if m["role"] == "tool"]
+    test = conversation.messages[1]["content"].split(" is broken: ")[1].split(" fails")[0]
+    assert reports[0].startswith(f"failed: {test}\n{test.split('::')[0]}:")
+    assert reports[-1] == "passed"
+
+
+def test_frames_of_made_up_reports_show_the_file_as_it_is() -> None:
+    named = 0
+    for conversation in make(Styles(**{**ONLY, "wrong_first": 1.0}, reports=1.0), count=60):
+        path = conversation.repairs[0].path
+        lines: dict[str, str] = {}
+        for message in conversation.messages:
+            if message["role"] != "tool":
+                continue
+            for text in message["content"].split("\n"):
+                number, _, code = text.partition(" ")
+                if number.isdigit():
+                    lines[number] = code.strip()
+                elif text.startswith(f"{path}:") and lines:
+                    number = number.rpartition(":")[2]
+                    # Frames of callers lie outside the function.
+                    if number in lines:
+                        assert code == lines[number]
+                        named += int(number) == conversation.repairs[0].line
+    assert named > 5
 
 
 def test_a_direction_without_its_opposite_stays_rare() -> None:

@@ -98,6 +98,16 @@ def test_a_scan_goes_through_the_lines_up_to_the_one_to_edit() -> None:
     assert scanned[6]["content"] == "3 def f(x):"
 
 
+def test_a_line_that_the_last_report_names_is_quoted_alone() -> None:
+    report = hears("failed: tests/test_a.py::test_f\na.py:4 return x < 1\nTypeError: no")
+    talk = [*TALK[:2], says("run_tests"), report, *TALK[2:6]]
+    assert talk[6]["tool_calls"][0]["function"]["name"] == "edit"
+    assert quoting(talk, scan=True)[6]["content"] == "4     return x < 1"
+    elsewhere = hears("failed: tests/test_a.py::test_f\nb.py:4 return x < 1\nTypeError: no")
+    talk[3] = elsewhere
+    assert quoting(talk, scan=True)[6]["content"] == "3 def f(x):\n4     return x < 1"
+
+
 def test_a_tokenizer_without_the_markers_is_refused() -> None:
     with pytest.raises(UsageError, match="not one token"):
         TranscriptEncoder(lambda text: list(text.encode()), TOOLS)
