@@ -32,6 +32,9 @@ def build_verb(
         str, typer.Option("--out", help="Folder of the task set; with packages.")
     ] = "tasks",
     overrides: Overrides = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Use no known work: try and validate everything here.")
+    ] = False,
 ) -> None:
     """Build tasks by injecting bugs into packages that carry their own tests.
 
@@ -42,16 +45,35 @@ def build_verb(
     """
     from insitu.config.load import load_values
 
+    overrides = [*(overrides or ()), *(['build.known=""'] if fresh else ())]
     if len(sources) == 1 and sources[0].endswith(".toml"):
         config = read_recipe(Path(sources[0]), overrides)
     else:
         packages = [{"source": source} for source in sources]
         tables = {"build": {"out": out, "packages": packages}}
-        config = load_values(tables, overrides or (), source="command line")
+        config = load_values(tables, overrides, source="command line")
     config.require("build.out", "build.packages")
     from rich.console import Console
 
     from insitu.flows.build import run_build
 
-    report = run_build(config, console=Console(stderr=True))
+    console = Console(stderr=True)
+    report = run_build(config, console=console if console.is_terminal else None)
     Console().print(report.table())
+
+
+@app.command("known")
+@guarded(resume="")
+def known_verb(
+    taskset: Annotated[Path, typer.Argument(metavar="SET", help="Folder of a built task set.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.xz", help="File to write.")],
+) -> None:
+    """Write what a set's tasks came from, so that another machine builds it without trying bugs.
+
+    \b
+    Example:
+      insitu tasks known tasks/train recipes/known/train.json.xz
+    """
+    from insitu.flows.build import run_export
+
+    typer.echo(run_export(taskset, out))

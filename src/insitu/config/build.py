@@ -49,5 +49,9 @@ class BuildConfig(Section):
     """Tests that judge one function, at most."""
     workers: int = Field(default=0, ge=0)
     """Processes that build side by side; 0: one per core."""
+    pins: tuple[str, ...] = ()
+    """Versions of what gets installed beside the packages, e.g. ["pytest==9.0.0"]."""
+    known: str = ""
+    """File of known work (`insitu tasks known`), used for each package that it fits; empty: none."""
     keep_going: bool = False
     """Leave out packages that cannot be used, and report them, instead of refusing the build."""

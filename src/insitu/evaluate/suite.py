@@ -89,9 +89,14 @@ async def run_suite(
             progress(done, len(jobs), episode)
         return episode
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(i, *job)) for i, job in enumerate(jobs)]
-    return [task.result() for task in running]
+    running = [asyncio.create_task(one(i, *job)) for i, job in enumerate(jobs)]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        # After an error: the others end as well, and the error stays the one it was.
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def summarise(

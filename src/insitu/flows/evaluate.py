@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from insitu.config.tree import Config
 from insitu.evaluate.stats import Estimate
@@ -11,8 +10,8 @@ from insitu.evaluate.suite import EvalResult, compare_results
 from insitu.flows.evaluation import evaluate_policy
 from insitu.flows.progress import Progress
 from insitu.flows.reporting import baselines_of
-from insitu.flows.runs import open_run, read_tasks
-from insitu.flows.services import Services, open_services
+from insitu.flows.runs import EVALUATION, open_run, read_tasks, refuse_training
+from insitu.flows.services import Services, adopt_model, open_services
 from insitu.kit.digest import digest_bytes
 from insitu.ledger.ledger import Ledger
 from insitu.ledger.run_folder import RunFolder
@@ -25,8 +24,10 @@ def run_eval(config: Config, *, progress: Progress) -> list[str]:
     Equal weights, tasks and settings are not evaluated twice in the same run folder.
     """
     settings, seed = config.eval, config.run.seed
+    config.require("policy.model", "product.file")
     heldout = read_tasks(config.tasks.heldout, key="tasks.heldout", limit=settings.limit)
     with open_run(config, resume=True) as (folder, ledger):
+        refuse_training(folder, ledger)
         results = asyncio.run(_evaluate_all(config, folder, ledger, heldout, progress))
     lines = [_line(result.label, result) for result in results]
     sampled = [r for r in results if not r.label.endswith("greedy")]
@@ -54,7 +55,7 @@ async def _evaluate_all(
         results = []
         for number, model in enumerate(models):
             # Each its own number: an engine reuses keys and values of equal version numbers.
-            policy = services.store.adopt(Path(model), number=number)
+            policy = adopt_model(services.store, model, number=number)
             results.append(await _evaluate(services, tasks, policy, model, False, progress))
             if config.eval.greedy:
                 results.append(await _evaluate(services, tasks, policy, model, True, progress))
@@ -76,7 +77,7 @@ async def _evaluate(
     return await evaluate_policy(
         services,
         tasks,
-        eval_id=f"eval-{digest_bytes(*(part.encode() for part in what))[:16]}",
+        eval_id=f"{EVALUATION}{digest_bytes(*(part.encode() for part in what))[:16]}",
         label=f"{model}, greedy" if greedy else model,
         policy=policy,
         sampling=sampling,

@@ -27,28 +27,31 @@ from insitu.tasks.bench import time_limit
 from insitu.tasks.confine import SandboxHost
 from insitu.tasks.fingerprint import fingerprints
 from insitu.tasks.folder import task_files, write_task
+from insitu.tasks.known import Recall, read_known
 from insitu.tasks.leaks import functions_of
 from insitu.tasks.mutate import apply_edit, reverse
 from insitu.tasks.record import TaskRecord
 from insitu.tasks.report import BuildReport, PackageReport, figures
 from insitu.tasks.runner import LocalProcess, Start
-from insitu.tasks.select import choose, imbalance
+from insitu.tasks.select import choose, unevenness
 from insitu.tasks.source import PackageSpec
 from insitu.tasks.stages import (
+    LegalKinds,
     Package,
     TrialPlan,
+    complete,
     known_validations,
     prepare,
     trial_jobs,
     validation_jobs,
 )
-from insitu.tasks.trials import Trial
+from insitu.tasks.trials import Counts, Trial
 from insitu.tasks.validate import Validation
 from insitu.types import TaskError
 
 T = TypeVar("T")
 _log = get_log("tasks")
-_ROUNDS = 5
+_ROUNDS = 12
 _COLD_START_S = 10.0
 """What a verifier may need besides the tests: a fresh sandbox, a cold interpreter."""
 
@@ -85,6 +88,16 @@ class BuildSpec:
     """Back-end in which the packages' code runs; empty runs it as plain processes."""
     keep_going: bool = False
     """Leave out packages that cannot be used, and report them, instead of refusing the build."""
+    pins: tuple[str, ...] = ()
+    """Versions of what gets installed beside the packages, e.g. `("pytest==9.0.0",)`."""
+    known: Path | None = None
+    """File of work that is known already (see `known`); what does not fit is tried anew."""
+
+    @property
+    def plan(self) -> str:
+        """The settings on which the choice depends, besides packages and count."""
+        names = ("per_function", "tries", "fewest_edits", "most_tests", "seed", "candidates")
+        return " ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
 def build_taskset(spec: BuildSpec, console: Console | None = None) -> BuildReport:
@@ -106,7 +119,8 @@ def build_taskset(spec: BuildSpec, console: Console | None = None) -> BuildRepor
         stack.enter_context(build.progress)
         packages, failed = build.prepare()
         pool, forbidden = build.trials(packages)
-        chosen, validations, rejected = build.choose(packages, pool)
+        legal = build.legal(packages, pool)
+        chosen, validations, rejected = build.choose(packages, pool, legal)
         records, written = build.write(packages, chosen, validations)
     if not records:
         raise TaskError(
@@ -125,7 +139,8 @@ def build_taskset(spec: BuildSpec, console: Console | None = None) -> BuildRepor
         per_minute=round(60 * written / wall, 1),
         packages=(*(_package_report(p, pool, records) for p in packages), *failed),
         rejected=dict(rejected),
-        imbalance=imbalance(chosen),
+        unevenness=unevenness(chosen, legal),
+        plan=spec.plan,
         **_figures(records),
     )
     report.save(spec.folder / "report.json")
@@ -158,6 +173,8 @@ class _Build:
     def __init__(self, spec: BuildSpec, console: Console, start: Start) -> None:
         self.spec = spec
         self.start = start
+        known = read_known(spec.known) if spec.known else None
+        self.recall = Recall(known, plan=spec.plan, count=spec.count)
         self.workers = spec.workers or os.cpu_count() or 1
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -188,7 +205,14 @@ class _Build:
 
         def job(one: PackageSpec) -> Package | PackageReport:
             try:
-                return prepare(spec.folder, one, most_tests=spec.most_tests, start=self.start)
+                return prepare(
+                    spec.folder,
+                    one,
+                    most_tests=spec.most_tests,
+                    start=self.start,
+                    recall=self.recall,
+                    pins=spec.pins,
+                )
             except TaskError as error:
                 if not spec.keep_going:
                     raise
@@ -219,6 +243,10 @@ class _Build:
         left = 0
         jobs: list[Callable[[], list[Trial]]] = []
         for package in packages:
+            recalled = self.recall.trials(package.source.base)
+            if recalled is not None:
+                pool += recalled
+                continue
             known, count, rest = trial_jobs(
                 self.spec.folder, package, plan, self._tick, workers=self.workers
             )
@@ -244,19 +272,39 @@ class _Build:
             if digest in others
         }
 
-    def choose(
+    def legal(
         self, packages: Sequence[Package], pool: Sequence[Trial]
+    ) -> Callable[[Trial], Counts]:
+        """The legal edits of a bug's intact function by kind, all known before it returns."""
+        kinds = {
+            p.source.base: LegalKinds(self.spec.folder, p, self.recall.legal(p.source.base))
+            for p in packages
+        }
+        killed = [t for t in pool if t.status == "killed"]
+        bar = self.progress.add_task("legal edits", total=len(killed))
+        for trial in killed:
+            kinds[trial.base].of(trial)
+            self.progress.advance(bar)
+        return lambda trial: kinds[trial.base].of(trial)
+
+    def choose(
+        self,
+        packages: Sequence[Package],
+        pool: Sequence[Trial],
+        legal: Callable[[Trial], Counts],
     ) -> tuple[list[Trial], dict[str, Validation], Counter[str]]:
         """Choose and validate in turn until the whole choice is sound."""
         spec = self.spec
         by_name = {p.source.base: p for p in packages}
-        known = known_validations(spec.folder, candidates=spec.candidates)
+        known = known_validations(spec.folder, packages, pool, candidates=spec.candidates)
+        known |= self.recall.validations()
         sound = {key: v for key, v in known.items() if not v.problem}
         unsound = {key: v for key, v in known.items() if v.problem}
         chosen: list[Trial] = []
         for _ in range(_ROUNDS):
             chosen = choose(
                 [t for t in pool if t.key not in unsound],
+                legal,
                 count=spec.count,
                 per_function=spec.per_function,
                 seed=spec.seed,
@@ -277,6 +325,9 @@ class _Build:
                 sound |= {v.key: v for v in group if not v.problem}
                 unsound |= {v.key: v for v in group if v.problem}
         chosen = [t for t in chosen if t.key in sound]
+        for t in chosen:
+            if not sound[t.key].candidates:
+                sound[t.key] = complete(spec.folder, by_name[t.base], t, sound[t.key])
         return chosen, sound, Counter(v.problem for v in unsound.values())
 
     def write(
@@ -335,6 +386,7 @@ class _Build:
             licence=source.licence,
             digest="",
             candidates=v.candidates,
+            outcomes_run=spec.candidates,
         )
         parts = (source.digest, package.env.name, str(trial.edit), *v.fail_to_pass, *v.pass_to_pass)
         return replace(record, digest=digest_bytes(*(p.encode() for p in parts)))

@@ -54,8 +54,7 @@ class SandboxHost:
             self.__exit__()
             raise TaskError(
                 f"tasks cannot be built in a sandbox here: {problems[0]}",
-                remedy='mend that, or build without a sandbox (sandbox = "") if you trust'
-                " the packages",
+                remedy="see `insitu doctor`",
             )
         return self
 

@@ -67,7 +67,7 @@ def read_task(folder: Path) -> Task:
         layers=(str(base), str(bug_layer(taskset, record))),
         workdir=record.workdir,
         env_path=str(env),
-        agent_timeout_s=float(table.get("agent", {}).get("timeout_sec", _AGENT_TIMEOUT_S)),
+        agent_timeout_s=_agent_timeout(folder, table),
         verifier_timeout_s=record.verifier_timeout_s,
         fail_to_pass=record.fail_to_pass,
         pass_to_pass=record.pass_to_pass,
@@ -108,6 +108,17 @@ def read_taskset(folder: Path, *, use: str = "") -> list[Task]:
             remedy="build the set again",
         )
     return sorted(kept, key=lambda t: (int(t.metadata["order"]), t.task_id))
+
+
+def _agent_timeout(folder: Path, table: dict[str, Any]) -> float:
+    agent = table.get("agent", {})
+    value = agent.get("timeout_sec", _AGENT_TIMEOUT_S) if isinstance(agent, dict) else agent
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise TaskError(
+            f"{folder / 'task.toml'}: agent.timeout_sec: {value!r} is no number of seconds",
+            remedy="give a number above 0",
+        )
+    return float(value)
 
 
 def _table(folder: Path) -> dict[str, Any]:

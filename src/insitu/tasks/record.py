@@ -48,4 +48,6 @@ class TaskRecord:
     digest: str
     """Of the base, the bug and the tests: everything that defines the task."""
     candidates: tuple[CandidateEdit, ...] = ()
-    """Every legal edit of the broken function with its outcome; only in held-out sets."""
+    """Every legal edit of the broken function."""
+    outcomes_run: bool = True
+    """Whether each candidate was run; if not, only the repair is marked as one that passes."""

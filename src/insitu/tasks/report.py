@@ -50,8 +50,10 @@ class BuildReport:
     families: dict[str, int]
     uses: dict[str, int]
     helpful_share: float
-    imbalance: float
-    """Share of tasks whose kind of bug has no partner of the opposite kind."""
+    plan: str
+    """The settings on which the choice depends, as text."""
+    unevenness: float
+    """Total variation between the families of the repairs and those of the legal edits."""
     legal_edits_median: int
     passing_candidates: float
     """Mean number of legal edits that pass, where candidates were run; the repair is one."""
@@ -73,7 +75,7 @@ class BuildReport:
             table.add_row(p.source, p.licence, *[str(n) for n in (*figures, p.tasks)])
         lines = [
             f"{self.written} written in {self.wall_s:.0f} s ({self.per_minute:.0f} per minute)",
-            f"helpful {self.helpful_share:.0%}, direction imbalance {self.imbalance:.1%},"
+            f"helpful {self.helpful_share:.0%}, unevenness {self.unevenness:.1%},"
             f" median {self.legal_edits_median} legal edits",
             "families: " + _counts(self.families),
             "not used: " + _counts(self.rejected),
@@ -92,7 +94,9 @@ def figures(records: Sequence[TaskRecord]) -> dict[str, object]:
     """The figures of a `BuildReport` that follow from the tasks alone."""
     n = max(1, len(records))
     edits = sorted(r.legal_edits for r in records)
-    passing = [sum(c.passes for c in r.candidates) for r in records if r.candidates]
+    passing = [
+        sum(c.passes for c in r.candidates) for r in records if r.candidates and r.outcomes_run
+    ]
     return {
         "families": dict(Counter(r.family for r in records)),
         "uses": dict(Counter(r.use for r in records)),

@@ -1,119 +1,134 @@
-"""Choose among killed bugs so that the kind of a repair does not give it away."""
+"""Choose among killed bugs so that the kind of a repair does not give it away.
 
-import random
+A guesser without a model knows which edits are legal in the broken function. Their kinds tell it
+nothing if each kind is the repair as often as if every repair were drawn from the legal edits of
+its task. The choice is greedy: next comes a bug whose kind of repair is furthest behind that, by
+the rule that shares out seats among parties (divisors, after Sainte-Laguë).
+"""
+
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
-from math import sqrt
+from collections.abc import Callable, Collection, Sequence
 
-from insitu.tasks.trials import Trial
+from insitu.kit.digest import digest_bytes
+from insitu.tasks.trials import Counts, Kind, Trial, opposite
 
-Kind = tuple[str, str, str]
-"""Family, old, new: from intact to broken."""
+Place = tuple[str, str, str]
+"""Source tree, path and qualified name of a function."""
 
-_UNDIRECTED = "<name>"
-_WEIGHT = {"wrong_variable": 2.0}
-"""It holds over a third of all legal edits; were it rare among the bugs, a table of frequent
-repairs would be right more often by never trying it."""
+_FIRST_SEAT = 0.3
+"""The divisor of a kind not taken yet; less lets more kinds in that are rare in the code."""
+_HELPFUL_SHARE = 0.65
+_UNHELPFUL = 0.5
+"""How a kind of which no helpful bug is left counts while fewer than this share are helpful."""
 
 
-def opposite(kind: Kind) -> Kind:
-    """The kind of the change that takes one of this kind back."""
-    family, old, new = kind
-    return kind if old == _UNDIRECTED else (family, new, old)
+def shares(trial: Trial, legal: Counts) -> dict[Kind, float]:
+    """How likely each kind is the repair if it is drawn from the legal edits of the broken text.
+
+    The broken text has the legal edits of the intact one, with the repair in the bug's place.
+
+    Args:
+        trial: the bug.
+        legal: legal edits of the intact function by kind.
+    """
+    counts = Counter(legal)
+    counts[trial.kind] -= 1
+    counts[trial.repair] += 1
+    counts = +counts
+    return {kind: n / counts.total() for kind, n in counts.items()}
 
 
 class _Chooser:
     def __init__(
-        self, pool: Sequence[Trial], per_function: int, seed: int, sound: Collection[str]
+        self,
+        pool: Sequence[Trial],
+        legal: Callable[[Trial], Counts],
+        per_function: int,
+        seed: int,
+        sound: Collection[str],
     ) -> None:
-        rng = random.Random(seed)
-        shuffled = sorted(pool, key=lambda t: t.key)
-        rng.shuffle(shuffled)
-        # Sound and helpful ones last, because they are taken from the end.
-        shuffled.sort(key=lambda t: (t.key in sound, t.helpful))
+        # By a digest of its own, so that the order of some does not hang on the others.
+        shuffled = sorted(pool, key=lambda t: digest_bytes(str(seed).encode(), t.key.encode()))
+        # Helpful ones last, because they are taken from the end.
+        shuffled.sort(key=lambda t: (t.helpful, t.key in sound))
         self.left: dict[Kind, list[Trial]] = defaultdict(list)
         for trial in shuffled:
-            self.left[trial.kind].append(trial)
-        self.chosen: list[Trial] = []
+            self.left[trial.repair].append(trial)
+        self.legal = legal
         self.per_function = per_function
-        self.used: Counter[tuple[str, str, str]] = Counter()
+        self.due: dict[Kind, float] = defaultdict(float)
         self.taken: Counter[Kind] = Counter()
-        self.by_family: Counter[str] = Counter()
-        sizes = Counter(t.family for t in pool)
-        # Between equal shares and the shares of nature: rare families count, common ones more.
-        self.weight = {f: sqrt(n) * _WEIGHT.get(f, 1.0) for f, n in sizes.items()}
-        self.open = {family: self._pairs(family) for family in sizes}
-
-    def _pairs(self, family: str) -> set[frozenset[Kind]]:
-        kinds = [k for k in self.left if k[0] == family]
-        return {frozenset((k, opposite(k))) for k in kinds if opposite(k) in self.left}
+        self.used: Counter[Place] = Counter()
+        self.helpful = 0
 
     def run(self, count: int) -> list[Trial]:
-        while len(self.chosen) < count:
-            families = [f for f, pairs in self.open.items() if pairs]
-            if not families:
-                break
-            self._take(min(families, key=lambda f: (self.by_family[f] / self.weight[f], f)))
-        return self.chosen[:count]
+        chosen: list[Trial] = []
+        while len(chosen) < count and (trial := self._next()):
+            chosen.append(trial)
+            self.taken[trial.repair] += 1
+            self.helpful += trial.helpful
+            self.used[_place(trial)] += 1
+            for kind, share in shares(trial, self.legal(trial)).items():
+                self.due[kind] += share
+        return chosen
 
-    def _take(self, family: str) -> None:
-        def rank(pair: frozenset[Kind]) -> tuple[float, list[Kind]]:
-            rarest = min(len(self.left[k]) + self.taken[k] for k in pair)
-            return self.taken[min(pair)] / sqrt(rarest), sorted(pair)
+    def _next(self) -> Trial | None:
+        for kind in list(self.left):
+            left = self.left[kind]
+            while left and self.used[_place(left[-1])] >= self.per_function:
+                left.pop()
+            if not left:
+                del self.left[kind]
+        return self.left[min(self.left, key=self._rank)].pop() if self.left else None
 
-        pair = min(self.open[family], key=rank)
-        picks: list[Trial] = []
-        for kind in sorted(pair):
-            pick = self._next(kind, picks)
-            if pick is None:
-                self.open[family].discard(pair)
-                return
-            picks.append(pick)
-        for pick in picks:
-            self.left[pick.kind].remove(pick)
-            self.taken[pick.kind] += 1
-            self.used[self._function(pick)] += 1
-            self.by_family[family] += 1
-        self.chosen += picks
+    def _rank(self, kind: Kind) -> tuple[float, int, Kind]:
+        """Furthest behind first; among equals the one that is rarer than its opposite."""
+        behind = self.due[kind] / (self.taken[kind] + _FIRST_SEAT)
+        wanted = self.helpful < _HELPFUL_SHARE * self.taken.total()
+        if wanted and not self.left[kind][-1].helpful:
+            behind *= _UNHELPFUL
+        return -behind, self.taken[kind] - self.taken[opposite(kind)], kind
 
-    def _next(self, kind: Kind, picks: Sequence[Trial]) -> Trial | None:
-        together = Counter(self._function(p) for p in picks)
-        for trial in reversed(self.left[kind]):
-            place = self._function(trial)
-            if self.used[place] + together[place] < self.per_function:
-                return trial
-        return None
 
-    @staticmethod
-    def _function(trial: Trial) -> tuple[str, str, str]:
-        return trial.base, trial.path, trial.qualname
+def _place(trial: Trial) -> Place:
+    return trial.base, trial.path, trial.qualname
 
 
 def choose(
     pool: Sequence[Trial],
+    legal: Callable[[Trial], Counts],
     *,
     count: int,
     per_function: int,
     seed: int,
     sound: Collection[str] = (),
 ) -> list[Trial]:
-    """Up to `count` bugs, each kind as often as its opposite, families spread, helpful first.
+    """Up to `count` bugs, each kind of repair as often as chance would have it, helpful first.
 
-    The order is such that every prefix is balanced, give or take one. The same pool, seed and
-    `sound` give the same choice, whatever the pool's order.
+    Every prefix is as even as the pool allows. The same pool, seed and `sound` give the same
+    choice, whatever the pool's order.
 
     Args:
         pool: bugs that were tried.
+        legal: the legal edits of a bug's intact function, by kind.
         count: how many are wanted.
         per_function: at most so many of one function.
         seed: of the choice among equals.
-        sound: keys of bugs that are validated already; they are taken before others of a kind.
+        sound: keys of bugs that are validated already; they are taken before others that are as
+            helpful.
     """
     killed = [t for t in pool if t.status == "killed"]
-    return _Chooser(killed, per_function, seed, sound).run(count)
+    return _Chooser(killed, legal, per_function, seed, sound).run(count)
 
 
-def imbalance(chosen: Sequence[Trial]) -> float:
-    """Share of the bugs that have no partner of the opposite kind; 0 is perfect balance."""
-    counts = Counter(t.kind for t in chosen)
-    return sum(max(0, n - counts[opposite(k)]) for k, n in counts.items()) / max(1, len(chosen))
+def unevenness(chosen: Sequence[Trial], legal: Callable[[Trial], Counts]) -> float:
+    """Total variation between the families of the repairs and those of the legal edits, 0 to 1.
+
+    0: each family is the repair as often as if every repair were drawn from the legal edits.
+    """
+    behind: dict[str, float] = defaultdict(float)
+    for trial in chosen:
+        behind[trial.family] -= 1
+        for (family, *_), share in shares(trial, legal(trial)).items():
+            behind[family] += share
+    return sum(max(0.0, n) for n in behind.values()) / max(1, len(chosen))

@@ -212,7 +212,9 @@ def _project(tree: Path) -> dict[str, object]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except tomllib.TOMLDecodeError as error:
-        raise TaskError(f"{path.name} of {tree.name} is not TOML: {error}") from error
+        raise TaskError(
+            f"{path.name} is not TOML: {error}", remedy="mend it in the package"
+        ) from error
     project = table.get("project", {})
     return project if isinstance(project, dict) else {}
 

@@ -1,16 +1,33 @@
 """Bugs tried out: one edit in one function, and what the tests say."""
 
 import random
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from insitu.kit.digest import digest_bytes
 from insitu.tasks.bench import Bench
-from insitu.tasks.mutate import candidate_edits, core
+from insitu.tasks.mutate import core
 from insitu.tasks.runner import RunResult, TestResult, Worker
 from insitu.tasks.survey import Target
 from insitu.types import Edit
+
+Kind = tuple[str, str, str]
+"""Family, old, new."""
+Counts = Mapping[Kind, int]
+
+_UNDIRECTED = "<name>"
+
+
+def opposite(kind: Kind) -> Kind:
+    """The kind of the change that takes one of this kind back."""
+    family, old, new = kind
+    return kind if old == _UNDIRECTED else (family, new, old)
+
+
+def count_kinds(edits: Iterable[tuple[Edit, str]]) -> Counter[Kind]:
+    """How many of the edits, given with their families, are of each kind."""
+    return Counter((family, *core(edit, family)) for edit, family in edits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,9 +56,14 @@ class Trial:
     """Of the first failing test."""
 
     @property
-    def kind(self) -> tuple[str, str, str]:
+    def kind(self) -> Kind:
         """Family and what really changes, from intact to broken."""
         return (self.family, *core(self.edit, self.family))
+
+    @property
+    def repair(self) -> Kind:
+        """The kind of the change that takes the bug back."""
+        return opposite(self.kind)
 
     @property
     def key(self) -> str:
@@ -52,12 +74,16 @@ class Trial:
 
 
 def try_function(
-    base: str, source: str, target: Target, worker: Worker, *, tries: int, fewest: int, seed: int
+    base: str,
+    source: str,
+    target: Target,
+    worker: Worker,
+    edits: Sequence[tuple[Edit, str]],
+    *,
+    tries: int,
+    seed: int,
 ) -> list[Trial]:
-    """Break the function in up to `tries` ways; nothing if it has under `fewest` legal edits."""
-    edits = candidate_edits(source, target.path, target.first_line, target.last_line)
-    if len(edits) < fewest:
-        return []
+    """Break the function in up to `tries` ways, out of its legal edits."""
     parts = (base, target.path, target.qualname, str(seed))
     rng = random.Random(digest_bytes(*(p.encode() for p in parts)))
     bench = Bench(worker, source, target, at_import=target.at_import)

@@ -1,7 +1,7 @@
 """Whether a chosen bug makes a sound task: it fails surely, its repair passes, nothing leaks."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from insitu.tasks.bench import Bench
@@ -26,6 +26,8 @@ class Validation:
     pass_to_pass: tuple[str, ...] = ()
     legal_edits: int = 0
     candidates: tuple[CandidateEdit, ...] = ()
+    """Every legal edit of the broken function. Without `candidates` only the repair is marked as
+    one that passes, and the others were not run."""
 
 
 def validate(trial: Trial, bench: Bench, places: Iterable[Path], *, candidates: bool) -> Validation:
@@ -38,7 +40,7 @@ def validate(trial: Trial, bench: Bench, places: Iterable[Path], *, candidates: 
         trial: a killed bug.
         bench: of the bug's function.
         places: what the agent can reach: the source tree and the environment.
-        candidates: record which single further edits make the tests pass.
+        candidates: run each single further edit, to record which make the tests pass.
     """
     failing, passing = trial.failing[:MOST_FAILING], trial.passing[:MOST_PASSING]
     tests = [*failing, *passing]
@@ -51,7 +53,7 @@ def validate(trial: Trial, bench: Bench, places: Iterable[Path], *, candidates: 
     problem = _repair(trial, bench, tests) or _leak(trial, bench.source, places)
     if problem:
         return Validation(key=trial.key, problem=problem)
-    outcomes = _candidates(trial, bench, tests) if candidates else ()
+    outcomes = _candidates(trial, bench, tests) if candidates else legal_edits(trial, bench.source)
     if candidates and not any(c.passes and c.edit == reverse(trial.edit) for c in outcomes):
         return Validation(key=trial.key, problem="the repair is no legal edit that passes")
     return Validation(
@@ -59,18 +61,24 @@ def validate(trial: Trial, bench: Bench, places: Iterable[Path], *, candidates: 
         problem="",
         fail_to_pass=failing,
         pass_to_pass=passing,
-        legal_edits=len(outcomes) or trial.candidates,
+        legal_edits=len(outcomes),
         candidates=outcomes,
     )
 
 
 def _candidates(trial: Trial, bench: Bench, tests: Sequence[str]) -> tuple[CandidateEdit, ...]:
-    broken = apply_edit(bench.source, trial.edit)
-    edits = candidate_edits(broken, trial.path, trial.first_line, trial.last_line)
     return tuple(
-        CandidateEdit(edit=e, family=family, passes=_pass(bench, tests, (trial.edit, e)))
-        for e, family in edits
+        replace(c, passes=_pass(bench, tests, (trial.edit, c.edit)))
+        for c in legal_edits(trial, bench.source)
     )
+
+
+def legal_edits(trial: Trial, intact: str) -> tuple[CandidateEdit, ...]:
+    """Every legal edit of the broken function; none is run, and only the repair passes."""
+    broken = apply_edit(intact, trial.edit)
+    edits = candidate_edits(broken, trial.path, trial.first_line, trial.last_line)
+    back = reverse(trial.edit)
+    return tuple(CandidateEdit(edit=e, family=family, passes=e == back) for e, family in edits)
 
 
 def _pass(bench: Bench, tests: Sequence[str], edits: tuple[Edit, ...]) -> bool:
