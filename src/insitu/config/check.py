@@ -27,7 +27,9 @@ def check(model: type[M], values: Mapping[str, Any], *, source: str) -> M:
         first = e.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         given = "" if first["type"] == "missing" else f" (given: {first['input']!r})"
-        raise ConfigError(f"{source}: {key}: {_lower_first(first['msg'])}{given}") from e
+        raise ConfigError(
+            f"{source}: {key}: {_lower_first(first['msg'].removeprefix('Value error, '))}{given}"
+        ) from e
 
 
 def refuse_unknown(model: type[BaseModel], values: Mapping[str, Any], *, source: str) -> None:

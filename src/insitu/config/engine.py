@@ -15,7 +15,8 @@ class EngineConfig(Section):
     slots: int = Field(default=64, ge=1)
     """Sequences decoded at the same time; more requests wait."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of the arithmetic; `auto`: float32 on a CPU, bfloat16 on an accelerator."""
+    """Number format of the arithmetic; `auto`: bfloat16 where the device multiplies it (an
+    accelerator, a CPU with AVX512-BF16), else float32."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, …; `auto`: an accelerator where there is one."""
     threads: int = Field(default=1, ge=0)

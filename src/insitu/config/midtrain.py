@@ -1,21 +1,67 @@
 """`[midtrain]`: learning from code and from transcripts before RL."""
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from insitu.config.section import Section
 
 
 class SourceConfig(Section):
-    """One token set of the mixture."""
+    """A source of documents: exactly one of `folder`, `code`, `transcripts` and `ledger`."""
 
-    folder: str
+    folder: str = ""
     """Folder of a token set."""
+    code: str = ""
+    """Folder or git checkout of code in any language; one document per file."""
+    transcripts: str = ""
+    """JSON Lines file of conversations in OpenAI's form; loss on the assistant's tokens only."""
+    ledger: str = ""
+    """Folder of an RL run: the exact tokens of its passed episodes, evaluations left out."""
+    suffixes: tuple[str, ...] = ()
+    """Of the files in `code` (".py"); empty: those of common programming languages."""
+    tools: str = ""
+    """JSON file of tool definitions, for conversations in `transcripts` that bring none."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        named = [kind for kind in KINDS if getattr(self, kind)]
+        if len(named) != 1:
+            given = " and ".join(named) or "none"
+            raise ValueError(f"name one of {', '.join(KINDS)} (named: {given})")
+        for key, kind in (("suffixes", "code"), ("tools", "transcripts")):
+            if getattr(self, key) and not getattr(self, kind):
+                raise ValueError(f"{key} goes with {kind}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """`folder`, `code`, `transcripts` or `ledger`."""
+        return next(kind for kind in KINDS if getattr(self, kind))
+
+    @property
+    def path(self) -> str:
+        """Where the source lies."""
+        return str(getattr(self, self.kind))
+
+
+KINDS = ("folder", "code", "transcripts", "ledger")
+
+
+class TrainSourceConfig(SourceConfig):
+    """A source of the mixture: exactly one of `folder`, `code`, `transcripts` and `ledger`."""
+
     weight: float = Field(default=1.0, gt=0)
     """Share of the tokens, relative to the other sources' weights."""
     decay_weight: float = Field(default=-1.0)
     """The weight during the learning rate's decay; negative: the same."""
+
+
+def _as_tables(value: object) -> object:
+    """A text among the sources is the folder of a token set."""
+    if not isinstance(value, tuple):
+        return value
+    return tuple({"folder": item} if isinstance(item, str) else item for item in value)
 
 
 class ShapeConfig(Section):
@@ -38,14 +84,14 @@ class ShapeConfig(Section):
 
 
 class MidtrainConfig(Section):
-    """Token sets, schedule and optimiser of one mid-training run."""
+    """Sources, schedule and optimiser of one mid-training run."""
 
-    train: tuple[SourceConfig, ...] = ()
-    """Token sets to learn from."""
-    held_out: tuple[str, ...] = ()
-    """Folders of token sets to evaluate on, each apart."""
+    train: tuple[TrainSourceConfig, ...] = ()
+    """Sources to learn from."""
+    held_out: Annotated[tuple[SourceConfig, ...], BeforeValidator(_as_tables)] = ()
+    """Sources to evaluate on, each apart; a text is the folder of a token set."""
     tokenizer: str = ""
-    """Folder whose tokenizer files go into the result; empty: those of policy.model."""
+    """Folder of the tokenizer that reads the sources and goes into the result; empty: policy.model."""
     shape: ShapeConfig = ShapeConfig()
     """Of a new model, where policy.model is empty."""
     context: int = Field(default=2048, ge=16)

@@ -24,6 +24,7 @@ from insitu.render.turns import ParsedTurn, ToolCall
 
 Message = Mapping[str, Any]
 """A message in OpenAI's form; content is text and tool calls carry arguments as text."""
+_QUESTION: Message = {"role": "user", "content": "?"}
 
 
 class TokenRenderer:
@@ -37,6 +38,7 @@ class TokenRenderer:
 
     def __init__(self, model_dir: Path) -> None:
         self._renderer, self._tokenizer = open_renderer(model_dir)
+        self._family = isinstance(self._tokenizer, FastTokenizer)
         self.stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         """Sampling ends with the first of these; the first one is the usual end of a turn."""
 
@@ -70,6 +72,41 @@ class TokenRenderer:
             tools=list(tools) or None,
         )
         return None if bridged is None else tuple(bridged.token_ids)
+
+    def answer(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...]:
+        """What the policy samples, after the prompt of the messages before, to give the last one.
+
+        It ends with the token that ends the turn. `messages[-1]` is an assistant's.
+
+        Raises:
+            ValueError: the model's template does not go on where its own prompt ends.
+        """
+        spoken = self._spoken(messages[-1])
+        if spoken is not None:
+            return spoken
+        prompt = self.first(messages[:-1], tools)
+        whole = tuple(self._renderer.render_ids(list(messages), tools=list(tools) or None))
+        if whole[: len(prompt)] != prompt:
+            raise ValueError("an answer does not begin where the prompt ends")
+        rest = whole[len(prompt) :]
+        ends = [i for i, token in enumerate(rest) if token in self.stop_ids]
+        return rest[: ends[0] + 1] if ends else rest
+
+    def _spoken(self, message: Message) -> tuple[int, ...] | None:
+        """The sampled tokens of a turn, where the family's renderer can tell them apart."""
+        # A think block is rendered for a turn after the last question only, and there even an
+        # empty one. The policy samples one only if it thinks.
+        thinks = bool(message.get("reasoning_content")) or "</think>" in message["content"]
+        pair = [_QUESTION, message] if thinks else [message, _QUESTION]
+        rendered = self._renderer.render(pair) if self._family else None
+        if rendered is None or not rendered.sampled_mask:
+            return None
+        marks = zip(
+            rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True
+        )
+        return tuple(t for t, at, sampled in marks if sampled and at == int(thinks))
 
     def parse(self, ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedTurn:
         """Read a sampled turn. Any token sequence gives a result, never an exception."""

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch import nn
 
 from insitu.kit.atomic import write_atomic
+from insitu.render.tokenizer import FastTokenizer
 from insitu.train.checkpoint import newest_checkpoint, read_checkpoint, write_checkpoint
 from insitu.train.model import ModelShape, PackedModel, create, load_model, save
 from insitu.train.optimiser import SCHEDULES, AdamSpec
@@ -97,7 +98,7 @@ class MidtrainResult:
     loss: float
     """Mean training loss of the last `log_every` steps, nats per target token."""
     held_out: dict[str, float]
-    """Nats per target token, by the set's folder name."""
+    """Nats per target token, by the set's name."""
 
 
 def read_spec(path: Path) -> MidtrainSpec:
@@ -125,7 +126,7 @@ def midtrain(spec: MidtrainSpec, *, progress: bool = True) -> MidtrainResult:
         while not run.done:
             run.step()
             tell(run)
-            if run.at % spec.log_every == 0:
+            if run.at % spec.log_every == 0 or run.done:
                 run.log()
             if time.monotonic() - run.saved_at > spec.save_every_s:
                 run.checkpoint()
@@ -140,8 +141,13 @@ is too long is shortened in the end."""
 class _Run:
     def __init__(self, spec: MidtrainSpec) -> None:
         self.spec, self.out = spec, Path(spec.out)
+        self.side = Path(spec.tokenizer or spec.init) if spec.tokenizer or spec.init else None
+        if self.side is not None:
+            FastTokenizer(self.side)  # tried now: the result would be of no use without one
         self.data = Mixture(spec.train, seed=spec.seed, context=spec.context)
-        self.held_out = {Path(s.folder).name: TokenSet(Path(s.folder)) for s in spec.held_out}
+        self.held_out = {
+            s.name or Path(s.folder).name: TokenSet(Path(s.folder)) for s in spec.held_out
+        }
         self.replicas = Replicas(
             _start(spec), spec.adam, threads=spec.threads, optimiser=spec.optimiser
         )
@@ -253,9 +259,7 @@ class _Run:
 
     def finish(self) -> MidtrainResult:
         self.checkpoint()
-        spec = self.spec
-        side = Path(spec.tokenizer or spec.init) if spec.tokenizer or spec.init else None
-        save(self.replicas.model, self.out / "model", side_files=side)
+        save(self.replicas.model, self.out / "model", side_files=self.side)
         rows = self.recent
         result = MidtrainResult(
             model=str(self.out / "model"),

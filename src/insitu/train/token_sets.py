@@ -93,6 +93,8 @@ class TokenSource:
     """Share of the tokens, relative to the other sources' weights."""
     decay_weight: float | None = None
     """The weight during the learning rate's decay; None: the same."""
+    name: str = ""
+    """What results call a held-out set; empty: its folder's name."""
 
 
 class Mixture:
@@ -131,7 +133,16 @@ class Mixture:
         }
 
     def restore(self, state: dict[str, list[float]]) -> None:
-        """Go on where `state` was taken; the sources must be the same."""
+        """Go on where `state` was taken; the sources must be the same.
+
+        Raises:
+            UsageError: it was taken with another number of sources.
+        """
+        if len(state["cursors"]) != len(self._sets):
+            raise UsageError(
+                f"the run began with {len(state['cursors'])} sources, not {len(self._sets)}",
+                remedy="give another run.name, or the sources that it began with",
+            )
         self._cursors = [int(c) for c in state["cursors"]]
         self._taken = list(state["taken"])
         self._decaying = bool(state["decaying"][0])

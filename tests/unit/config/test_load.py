@@ -62,7 +62,7 @@ def test_an_override_may_be_a_list(recipe, override, value):
         ("[rl]\ngroup_size = 'x'", "(given: 'x')"),
         ("[rl]\nsteps = true", "rl.steps: "),
         ("rl = 3", "rl: input should be"),
-        ("[[midtrain.train]]\nweight = 1", "midtrain.train.0.folder: field required"),
+        ("[[midtrain.train]]\nweight = 1", "midtrain.train.0: name one of folder, code"),
         ("[run]\nname = '../x'", "run.name: "),
         ("[rl\n", "not TOML"),
     ],

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.pocket import make_tokenizer
 from transformers import AutoModelForCausalLM
 
 import insitu.train.midtrain as module
@@ -146,7 +147,7 @@ def test_a_wall_time_limit_shortens_the_schedule(spec: MidtrainSpec, monkeypatch
 
 def test_a_second_stage_starts_from_the_firsts_model(spec: MidtrainSpec, tmp_path: Path):
     first = midtrain(spec, progress=False)
-    (Path(first.model) / "tokenizer.json").write_text("{}")
+    make_tokenizer(Path(first.model))
     later = replace(spec, init=first.model, out=str(tmp_path / "two"), max_tokens=600, lr=1e-4)
     second = midtrain(later, progress=False)
     assert second.held_out["h"] < first.held_out["h"] * 1.2
