@@ -12,6 +12,7 @@ from pathlib import Path
 from insitu.engine.base import Engine
 from insitu.engine.wire import GENERATE, LOAD, STATUS, Loaded
 from insitu.kit.codec import from_json
+from insitu.kit.disk import mendable
 from insitu.kit.log import setup_log
 from insitu.kit.rpc_server import Handler, RpcApp, serve_rpc
 from insitu.types import PolicyVersion, TokenRequest, UsageError
@@ -68,8 +69,10 @@ def main(argv: list[str] | None = None) -> int:
         if not token:
             raise UsageError(f"{a.token_env} is empty", remedy="set it to the engine's token")
         asyncio.run(_run(a, token, parent))
-    except UsageError as e:
-        sys.stderr.write(f"{e}\n")
+    except Exception as e:
+        if (problem := mendable(e)) is None:
+            raise
+        sys.stderr.write(" ".join(str(problem).split()) + "\n")
         return 2
     return 0
 

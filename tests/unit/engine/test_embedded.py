@@ -21,7 +21,7 @@ PROMPT = tuple(range(3, 43))
 
 @asynccontextmanager
 async def engine_of(folder: Path, **settings: Any) -> AsyncIterator[EmbeddedEngine]:
-    settings = {"slots": 4, "context": CONTEXT, **settings}
+    settings = {"slots": 4, "context": CONTEXT, "dtype": "float32", **settings}
     engine = EmbeddedEngine(folder, **settings)
     try:
         yield engine

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
 from insitu.engine.embedded.attention import KVStore, Plan
-from insitu.types import EngineError, UsageError
+from insitu.types import CorruptError, EngineError, UsageError
 
 NAME = "insitu_slots"
 _REFUSED = ("s_aux", "sinks", "position_bias")
@@ -83,8 +83,15 @@ class GenericDecoder:
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Raises:
         UsageError: the model's attention cannot be replaced.
+        CorruptError: its configuration is none that transformers knows.
         """
-        self.config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        try:
+            self.config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (ValueError, KeyError, OSError) as e:
+            raise CorruptError(
+                f"{folder}/config.json cannot be used: {str(e).splitlines()[0].rstrip('.')}",
+                remedy="use a model of a family that the installed transformers knows",
+            ) from e
         self.dtype = dtype
         self.device = device
         text = self.config.get_text_config(decoder=True)

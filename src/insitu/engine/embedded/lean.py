@@ -69,12 +69,15 @@ class LeanDecoder:
             raise EngineError("no weights are loaded")
         turns = self._turns(plan, store.context)
         x = F.embedding(tokens, weights.embedding).float()
+        last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
-            x += layer.out(self._attention(index, layer, self._norm(x), turns, plan, store))
+            attended = self._attention(index, layer, self._norm(x), turns, plan, store)
+            if index == last and wanted is not None:
+                # Behind its keys and values, nothing of another row is needed any more.
+                x, attended = x[wanted], attended[wanted]
+            x += layer.out(attended)
             gate, up = layer.gate_up(self._norm(x)).chunk(2, -1)
             x += layer.down(F.silu(gate).mul_(up))
-        if wanted is not None:
-            x = x[wanted]
         return weights.head(self._norm(x))
 
     def _attention(
