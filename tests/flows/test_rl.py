@@ -1,5 +1,6 @@
 """The real loop: real product, sandboxes, engine and trainer processes; a tiny policy."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -9,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from insitu.cli.main import app
 from insitu.config.load import load
 from insitu.ledger.episodes import EpisodeStore
 from insitu.ledger.ledger import Ledger
@@ -119,6 +122,25 @@ def test_the_loop_runs_and_the_run_folder_tells_what_happened(recipe):
     assert (folder.report / "index.html").is_file()
     assert (folder.report / "summary.json").is_file()
     assert load(folder.config).rl.steps == 3
+    check_export(folder)
+
+
+def check_export(folder: RunFolder) -> None:
+    """The tokens of an ATIF document are those that were trained."""
+    name = f"{steps_of(folder)[0].group_ids[0]}-0"
+    out = folder.path / "episode.json"
+    command = ["episodes", "atif", str(folder.path), name]
+    assert CliRunner().invoke(app, [*command, "--out", str(out)]).exit_code == 0
+    document = json.loads(out.read_text())
+    assert json.loads(CliRunner().invoke(app, command).stdout) == document
+    assert (document["session_id"], document["agent"]["name"]) == (name, "mender")
+    episode = EpisodeStore(folder.episodes).read_group(name[:-2]).episodes[0]
+    assert document["extra"]["reward"] == episode.reward.value
+    said = [s["metrics"]["completion_token_ids"] for s in document["steps"] if "metrics" in s]
+    assert said[0] == list(episode.calls[0].result.token_ids)
+    absent = CliRunner().invoke(app, [*command[:-1], "g000000-9"])
+    assert absent.exit_code == 2
+    assert "no episode g000000-9. Name one, e.g. g000000-" in absent.stderr
 
 
 def test_a_killed_engine_and_a_killed_trainer_do_not_stop_the_run(recipe):

@@ -6,7 +6,6 @@
 130  interrupted from the keyboard
 """
 
-import errno
 import functools
 import logging
 import shlex
@@ -20,7 +19,8 @@ from typing import ParamSpec
 
 import typer
 
-from insitu.types import InsituError, UsageError
+from insitu.kit.disk import mendable
+from insitu.types import InsituError
 
 P = ParamSpec("P")
 
@@ -53,12 +53,8 @@ def _tell(e: BaseException, resume: str | None) -> int:
     if isinstance(e, KeyboardInterrupt):
         typer.echo(_interrupted(resume), err=True)
         return 130
-    if isinstance(e, UsageError):
-        typer.echo(f"error: {_one_line(e)}", err=True)
-        return 2
-    if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f"{e.filename}: " if e.filename else ""
-        typer.echo(f"error: {where}the disk is full. Free some space, then go on.", err=True)
+    if (problem := mendable(e)) is not None:
+        typer.echo(f"error: {_one_line(problem)}", err=True)
         return 2
     if isinstance(e, SystemExit):
         return e.code if isinstance(e.code, int) else 1
@@ -87,7 +83,7 @@ def _log_traceback(e: BaseException) -> Path:
     handlers = logging.getLogger("insitu").handlers
     files = [Path(h.baseFilename) for h in handlers if isinstance(h, logging.FileHandler)]
     own = Path(tempfile.gettempdir()) / f"insitu-errors-{time.strftime('%Y%m%d')}.log"
-    path = files[0] if files else own
+    path = files[0] if files and files[0].parent.is_dir() else own
     with path.open("a", encoding="utf-8") as log:
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(sys.argv)}\n")
         log.writelines(traceback.format_exception(e))

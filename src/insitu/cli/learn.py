@@ -40,12 +40,14 @@ def midtrain_verb(recipe: Recipe, overrides: Overrides = None) -> None:
 
     \b
     Example:
-      insitu midtrain recipes/pocket/midtrain.toml --set midtrain.max_tokens=50_000_000
+      insitu midtrain recipes/midtrain-folder.toml
+      insitu midtrain recipes/midtrain-folder.toml --set midtrain.max_tokens=1_000_000
     """
     config = read_recipe(recipe, overrides)
+    from insitu.cli.progress import Bar
     from insitu.flows.midtrain import run_midtrain
 
-    result = run_midtrain(config)
+    result = run_midtrain(config, reading=Bar())
     typer.echo(
         f"done: {result.model}: {result.tokens:,} tokens in {result.steps} steps, "
         f"{result.wall_s:.0f} s, loss {result.loss:.3f}"
@@ -71,7 +73,8 @@ def demo_verb(overrides: Overrides = None) -> None:
     from insitu.flows.demo import prepare_demo, run_demo
 
     # The builder draws its own progress, so it runs before the bar.
-    prepare_demo(console=Console(stderr=True))
+    console = Console(stderr=True)
+    prepare_demo(console=console if console.is_terminal else None)
     with Bar() as progress:
         lines = run_demo(overrides or (), progress=progress)
     for line in lines:

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 _MIN_MEMORY_GB = 6.0
 _MIN_DISK_GB = 5.0
 _GB = 1e9
 _NO_CUDA = "not found"
+_NEEDED_BY = {"embedded": ("torch", "transformers")}
+"""The packages of each engine that a recipe can name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +30,7 @@ class Finding:
     """
 
     part: str
-    """`machine`, `sandbox`, `engine` or `device`."""
+    """`machine`, `sandbox`, `engine`, `model API` or `device`."""
     name: str
     works: bool
     detail: str
@@ -39,7 +42,7 @@ class Finding:
 
 def findings() -> list[Finding]:
     """Everything insitu looks for, in the order in which a person would ask."""
-    return [*_machine(), *_sandboxes(), *_engines(), *_devices()]
+    return [*_machine(), *_sandboxes(), *_engines(), *_apis(), *_devices()]
 
 
 def _machine() -> Iterator[Finding]:
@@ -107,19 +110,28 @@ def _sandboxes() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    for name, package, remedy, needed in (
-        ("embedded", "torch", "pip install torch transformers", True),
-        ("vllm", "vllm", "pip install vllm", False),
-    ):
-        there = find_spec(package) is not None
+    """The engines that a recipe can name; others are no use to it, installed or not."""
+    from insitu.config.engine import EngineConfig
+
+    for name in get_args(EngineConfig.model_fields["kind"].annotation):
+        lacking = [package for package in _NEEDED_BY[name] if find_spec(package) is None]
+        there = ", ".join(f"{package} {_version(package)}" for package in _NEEDED_BY[name])
         yield Finding(
             part="engine",
             name=name,
-            works=there,
-            detail=f"{package} {_version(package)}" if there else f"{package} is not installed",
-            remedy="" if there else remedy,
-            needed=needed,
+            works=not lacking,
+            detail=f"not installed: {', '.join(lacking)}" if lacking else there,
+            remedy=f"pip install {' '.join(lacking)}" if lacking else "",
+            needed=name == "embedded",
         )
+
+
+def _apis() -> Iterator[Finding]:
+    """The model APIs that a product may speak."""
+    from insitu.gateway.dialects.table import ROUTES
+
+    for name, route in ROUTES.items():
+        yield Finding(part="model API", name=name, works=True, detail=route)
 
 
 def _version(package: str) -> str:
@@ -135,8 +147,16 @@ def _devices() -> Iterator[Finding]:
     if not listed:
         remedy = "install NVIDIA's driver, if there is such a device"
         yield Finding(part="device", name="cuda", works=False, detail=_NO_CUDA, remedy=remedy)
+    torch = _version("torch")
+    lacking = "" if "+cpu" not in torch else f"torch {torch} is built without CUDA"
     for index, line in enumerate(listed):
-        yield Finding(part="device", name=f"cuda:{index}", works=True, detail=line)
+        yield Finding(
+            part="device",
+            name=f"cuda:{index}",
+            works=not lacking,
+            detail=f"{line}; {lacking or 'for the engine: training uses the CPU'}",
+            remedy="install a torch that is built with CUDA" if lacking else "",
+        )
 
 
 def _processor() -> str:

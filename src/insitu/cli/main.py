@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from insitu import __version__
-from insitu.cli import build, configure, doctor, learn, measure, runs
+from insitu.cli import build, configure, doctor, episodes, learn, measure, runs
 
 app = typer.Typer(
     name="insitu",
@@ -51,6 +51,7 @@ app.command("report")(runs.report_verb)
 app.command("runs")(runs.runs_verb)
 app.add_typer(configure.app, name="config")
 app.add_typer(build.app, name="tasks")
+app.add_typer(episodes.app, name="episodes")
 
 
 def main() -> None:

@@ -67,6 +67,8 @@ def _row(run: "RunFolder") -> tuple[str, ...]:
 
     owner = run.owner()
     state = f"runs (process {owner})" if owner else "at rest"
+    if not run.ledger.exists():
+        return (run.name, state, *_midtraining(run.path / "metrics.jsonl"), "")
     try:
         with Ledger(run.ledger) as ledger:
             steps = step_table(ledger)
@@ -76,3 +78,15 @@ def _row(run: "RunFolder") -> tuple[str, ...]:
         return (run.name, str(e), "", "", "", "")
     reward = f"{steps[0].reward:.3f} → {steps[-1].reward:.3f}" if steps else ""
     return (run.name, state, str(len(steps)), str(episodes), reward, str(faults))
+
+
+def _midtraining(metrics: Path) -> tuple[str, str, str]:
+    """Steps, nothing, and the loss of a run without episodes."""
+    import json
+
+    lines = metrics.read_text().splitlines() if metrics.is_file() else []
+    # A kill may have cut the last line off.
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    if not rows:
+        return ("0", "", "")
+    return (str(rows[-1]["step"]), "", f"loss {rows[0]['loss']:.3f} → {rows[-1]['loss']:.3f}")

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from insitu.kit.log import get_log
-from insitu.types import BoundaryError, InsituError
+from insitu.types import BoundaryError, InsituError, UsageError
 
 _log = get_log("fleet")
+_MENDABLE = 2
+"""Exit code of a service that met an error which the user can fix; told on its last line."""
 
 
 class ServiceError(InsituError):
@@ -43,7 +45,9 @@ class LocalService:
     _watcher: asyncio.Task[None] | None = None
     _up: asyncio.Event = field(default_factory=asyncio.Event)
     _end: asyncio.Event = field(default_factory=asyncio.Event)
-    _failure: ServiceError | None = None
+    _failure: InsituError | None = None
+    _said: int = 0
+    """Bytes of the log before the running process."""
 
     @property
     def pid(self) -> int:
@@ -54,6 +58,7 @@ class LocalService:
         """Start and wait until it is healthy.
 
         Raises:
+            UsageError: it ended at once and says what the user has to change.
             ServiceError: it did not become healthy.
         """
         self._watcher = asyncio.create_task(self._watch(), name=f"watch {self.name}")
@@ -63,7 +68,7 @@ class LocalService:
         """Wait until the service is up, through restarts if need be.
 
         Raises:
-            ServiceError: it was given up.
+            UsageError, ServiceError: it was given up.
         """
         while not self._up.is_set() and self._failure is None:
             waiter = asyncio.create_task(self._up.wait())
@@ -75,7 +80,7 @@ class LocalService:
         if self._failure is not None:
             raise self._failure
 
-    async def given_up(self) -> ServiceError:
+    async def given_up(self) -> InsituError:
         """Wait until the service is given up, which may be never; why it was."""
         await self._end.wait()
         assert self._failure is not None
@@ -98,10 +103,16 @@ class LocalService:
 
     async def _watch(self) -> None:
         deaths: list[float] = []
+        was_up = False
         while True:
             process = await self._spawn()
             cause = await self._until_healthy(process)
+            if cause and process.returncode == _MENDABLE and not was_up:
+                # It would say the same again. Later on, a restart may help: files were there.
+                self._give_up(UsageError(self._last_words() or f"{self.name} {cause}"))
+                return
             if not cause:
+                was_up = True
                 self._up.set()
                 await process.wait()
                 self._up.clear()
@@ -113,18 +124,30 @@ class LocalService:
             now = time.monotonic()
             deaths = [t for t in deaths if now - t < self.death_window_s] + [now]
             if len(deaths) >= self.max_deaths:
-                self._failure = ServiceError(
+                text = (
                     f"{self.name} died {len(deaths)} times within {self.death_window_s:.0f} s "
                     f"(last: {cause}); its output is in {self.log}"
                 )
-                self._end.set()
+                self._give_up(ServiceError(text))
                 return
             self.restarts += 1
             await asyncio.sleep(min(0.1 * 2 ** len(deaths), 5.0))
 
+    def _give_up(self, failure: InsituError) -> None:
+        self._failure = failure
+        self._end.set()
+
+    def _last_words(self) -> str:
+        """The last line that the running process wrote."""
+        with self.log.open("rb") as log:
+            log.seek(self._said)
+            lines = log.read().decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
     async def _spawn(self) -> asyncio.subprocess.Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
+            self._said = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self.command(),
                 stdin=asyncio.subprocess.DEVNULL,

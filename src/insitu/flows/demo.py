@@ -14,8 +14,8 @@ from insitu.flows.build import run_build
 from insitu.flows.evaluation import AFTER, BEFORE, GREEDY_BEFORE, evaluate_policy
 from insitu.flows.progress import Progress
 from insitu.flows.reporting import baselines_of, report, report_data, result_line
-from insitu.flows.rl import train_policy
-from insitu.flows.runs import open_run, read_tasks
+from insitu.flows.rl import check_training, train_policy
+from insitu.flows.runs import open_run, read_tasks, refuse_evaluation, same_history
 from insitu.flows.services import Services, open_services
 from insitu.ledger.ledger import Ledger
 from insitu.ledger.run_folder import RunFolder
@@ -39,9 +39,12 @@ def run_demo(overrides: Sequence[str], *, progress: Progress) -> list[str]:
         The last lines for a person: held-out pass@1 before and after, with intervals.
     """
     config = load(_recipe("rl.toml"), overrides)
+    check_training(config)
     train = read_tasks(config.tasks.train, key="tasks.train", use="rl", limit=config.tasks.limit)
     heldout = read_tasks(config.tasks.heldout, key="tasks.heldout", limit=config.eval.limit)
     with open_run(config, resume=True) as (folder, ledger):
+        refuse_evaluation(folder, ledger)
+        same_history(config, folder)
         if not _finished(ledger):
             asyncio.run(_measure_and_train(config, folder, ledger, train, heldout, progress))
         else:

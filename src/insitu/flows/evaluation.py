@@ -12,7 +12,8 @@ from insitu.flows.services import Services, unless_given_up
 from insitu.ledger.ledger import Ledger
 from insitu.ledger.recovery import OpenGroup, recover
 from insitu.rollout.episode import Attempt
-from insitu.types import Episode, EpisodeEnd, Group, PolicyVersion, Sampling, Task
+from insitu.rollout.patience import Patience
+from insitu.types import Episode, EpisodeEnd, Group, PolicyVersion, Sampling, Task, UsageError
 
 BEHAVIOURS: Mapping[str, str] = {
     "tests before editing": "tested_before_edit",
@@ -69,6 +70,11 @@ async def evaluate_policy(
         progress=show,
     )
     episodes = await unless_given_up(services, work)
+    if all(e.end is EpisodeEnd.FAULT for e in episodes):
+        raise UsageError(
+            f"{label}: nothing but faults; the last: {episodes[-1].note}",
+            remedy="mend its cause, and give the evaluation another run.name",
+        )
     result = summarise(
         episodes,
         suite="heldout",
@@ -87,6 +93,7 @@ class _Suite:
         self._services, self._eval_id = services, eval_id
         self._sampling, self._attempts = sampling, attempts
         self._recorder = Recorder(services, size=attempts, eval_id=eval_id)
+        self._patience = Patience()
         self._open: dict[str, OpenGroup] = {}
         self._ended: dict[str, dict[int, Episode]] = {}
         for group in recover(services.ledger, services.episodes).open:
@@ -119,7 +126,11 @@ class _Suite:
             episode = await self._services.runner.run(attempt)
             self._recorder.ended(episode)
             if episode.end is not EpisodeEnd.FAULT:
+                self._patience.kept()
                 break
+            self._patience.fault(episode.note)
+        else:
+            self._patience.lost()
         ended[index] = episode
         if len(ended) == self._attempts:
             self._close(group_id, task, ended)

@@ -11,6 +11,7 @@ from insitu.flows.reporting import baselines_of, report, report_data
 from insitu.flows.runs import read_tasks
 from insitu.ledger.ledger import Ledger
 from insitu.ledger.run_folder import RunFolder
+from insitu.types import UsageError
 
 
 def run_report(path: Path, *, console: Console | None) -> Path:
@@ -21,6 +22,11 @@ def run_report(path: Path, *, console: Console | None) -> Path:
         CorruptError: its ledger or an episode's file is damaged.
     """
     folder = RunFolder.open(path)
+    if not folder.ledger.exists() and (folder.path / "sets").is_dir():
+        raise UsageError(
+            f"{path}: mid-training has no episodes to report",
+            remedy="read its metrics.jsonl and result.json",
+        )
     config = load(folder.config)
     with Ledger(folder.ledger) as ledger:
         data = report_data(folder, ledger, seed=config.run.seed, baselines=_baselines(config))

@@ -24,9 +24,9 @@ from insitu.types import CandidateEdit, Episode, Task
 def baselines_of(
     train: Sequence[Task], heldout: Sequence[Task], *, tries: int, seed: int
 ) -> tuple[Baseline, ...]:
-    """What needs no model, on the held-out tasks whose legal edits are recorded."""
+    """What needs no model, on the held-out tasks whose legal edits were all run."""
     records = {t.task_id: read_record(Path(t.folder)) for t in heldout}
-    edits = {task: r.candidates for task, r in records.items() if r.candidates}
+    edits = {task: r.candidates for task, r in records.items() if r.candidates and r.outcomes_run}
     if not edits:
         return ()
     table = fit_table(_legal_edits(task) for task in train)
@@ -37,9 +37,11 @@ def baselines_of(
     )
 
 
-def _legal_edits(task: Task) -> list[CandidateEdit]:
+def _legal_edits(task: Task) -> Sequence[CandidateEdit]:
     """All legal edits of a training task's broken function; the recorded repair passes."""
     record = read_record(Path(task.folder))
+    if record.candidates:
+        return record.candidates
     source = (Path(task.layers[-1]) / record.path).read_text(encoding="utf-8")
     found = candidate_edits(source, record.path, record.first_line, record.last_line)
     return [

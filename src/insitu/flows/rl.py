@@ -18,7 +18,13 @@ from insitu.flows.learner import Learner
 from insitu.flows.progress import Progress
 from insitu.flows.recording import Recorder
 from insitu.flows.reporting import report_data
-from insitu.flows.runs import open_run, read_tasks
+from insitu.flows.runs import (
+    expect_run,
+    open_run,
+    read_tasks,
+    refuse_evaluation,
+    same_history,
+)
 from insitu.flows.services import Services, open_services, unless_given_up
 from insitu.ledger.metrics import write_metrics
 from insitu.ledger.recovery import OpenGroup, recover
@@ -29,7 +35,7 @@ from insitu.rollout.admission import Admission
 from insitu.rollout.batches import form_batches
 from insitu.rollout.dispatcher import Dispatcher, GroupPlan
 from insitu.rollout.plans import plan_groups
-from insitu.types import Group, StepReport, Task, UsageError
+from insitu.types import ConfigError, Group, StepReport, Task
 
 
 async def train_policy(services: Services, tasks: Sequence[Task], progress: Progress) -> int:
@@ -162,9 +168,20 @@ def _figures(batch: Sequence[Group], report: StepReport) -> str:
     return "  ".join(f"{name} {value:.3g}" for name, value in shown.items())
 
 
-def _check_sampling(config: Config) -> None:
+def check_training(config: Config) -> None:
+    """Refuse a recipe that names no model or product, or samples as no loss can learn from.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    config.require("policy.model", "product.file")
+    if config.gateway.temperature <= 0:
+        raise ConfigError(
+            "gateway.temperature: 0 is greedy, from which nothing can be learnt",
+            remedy="train with a temperature above 0; eval.greedy evaluates with 0",
+        )
     if config.gateway.top_p < 1 or config.gateway.top_k > 0:
-        raise UsageError(
+        raise ConfigError(
             "gateway.top_p and gateway.top_k cut the distribution, which the loss does not know",
             remedy="train with top_p = 1 and top_k = 0; evaluation may use both",
         )
@@ -172,9 +189,13 @@ def _check_sampling(config: Config) -> None:
 
 def run_rl(config: Config, *, resume: bool, progress: Progress) -> RunFolder:
     """Train a policy by RL inside a product, as the recipe says; the run's folder."""
-    _check_sampling(config)
+    check_training(config)
     tasks = read_tasks(config.tasks.train, key="tasks.train", use="rl", limit=config.tasks.limit)
+    if resume:
+        expect_run(config)
     with open_run(config, resume=resume) as (folder, ledger):
+        refuse_evaluation(folder, ledger)
+        same_history(config, folder)
 
         async def main() -> None:
             async with open_services(config, folder, ledger, with_trainer=True) as services:

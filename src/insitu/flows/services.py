@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,16 @@ from insitu.rollout.episode import EpisodeRunner
 from insitu.sandbox.backends import open_backend
 from insitu.sandbox.base import SandboxBackend
 from insitu.train.client import TrainerClient
-from insitu.types import Fault, Sampling, Signal, UsageError
+from insitu.types import (
+    ConfigError,
+    CorruptError,
+    Fault,
+    PolicyVersion,
+    Sampling,
+    Signal,
+    UsageError,
+)
+from insitu.weights.raw import weight_files
 from insitu.weights.store import WeightStore
 
 T = TypeVar("T")
@@ -73,23 +82,23 @@ async def open_services(
         UsageError: something the recipe names is missing or cannot work here.
         ServiceError: a process did not come up.
     """
+    # Everything is tried before the first process starts; each error is one the user can fix.
     product = _product(config)
     _check_reward(config.reward.formula)
     store = open_store(config, folder)
+    context, renderer = context_of(config, store), TokenRenderer(Path(store.get(0).path))
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(_sandboxes(config, folder))
         engine, processes = _engine(stack, config, folder, ledger, store)
         trainer = None
         if with_trainer:
             trainer = _trainer(stack, folder, ledger, processes)
-        async with asyncio.TaskGroup() as starting:
-            for process in processes.values():
-                starting.create_task(process.start())
+        await _start(processes.values())
         gateway = Gateway(
             engine,
-            TokenRenderer(Path(store.get(0).path)),
+            renderer,
             model_name=product.name,
-            context=context_of(config, store),
+            context=context,
             sampling_policy=config.gateway.sampling,
         )
         socket = folder.socket("gateway")
@@ -105,6 +114,17 @@ async def open_services(
             trainer=trainer,
             processes=processes,
         )
+
+
+async def _start(processes: Iterable[LocalService]) -> None:
+    """Start them side by side; the first that does not come up stops the others."""
+    starting = [asyncio.create_task(process.start()) for process in processes]
+    try:
+        await asyncio.gather(*starting)
+    finally:
+        for each in starting:
+            each.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
 
 
 def _product(config: Config) -> Product:
@@ -136,20 +156,54 @@ def open_store(config: Config, folder: RunFolder) -> WeightStore:
             raise UsageError(
                 "the recipe names no base policy", remedy="set policy.model to a model's folder"
             )
-        store.adopt(Path(config.policy.model))
+        adopt_model(store, config.policy.model)
     return store
 
 
+def adopt_model(store: WeightStore, model: str, *, number: int = 0) -> PolicyVersion:
+    """Make the model in a folder a version of the store, if it can be served.
+
+    Raises:
+        UsageError: no model, no tokenizer, or weights that are damaged or of another kind.
+    """
+    weight_files(Path(model))
+    TokenRenderer(Path(model))
+    return store.adopt(Path(model), number=number)
+
+
 def context_of(config: Config, store: WeightStore) -> int:
-    """Tokens that a call may hold: the recipe's limit, or what the model was made for."""
-    return config.policy.context or store.context_of(0)
+    """Tokens that a call may hold: the recipe's limit, or what the model was made for.
+
+    Raises:
+        ConfigError: the recipe's limit is none that the model can hold.
+    """
+    given = config.policy.context
+    try:
+        longest = store.context_of(0)
+    except CorruptError as e:
+        if given:
+            return given
+        raise ConfigError(
+            f"policy.context: {config.policy.model}/config.json does not say max_position_embeddings",
+            remedy="set policy.context to the longest sequence that the model can hold",
+        ) from e
+    if given and not _FEWEST_TOKENS <= given <= longest:
+        raise ConfigError(
+            f"policy.context: {given} tokens are more than the model can hold, or too few for a call",
+            remedy=f"give {_FEWEST_TOKENS} to {longest}, or 0 for all that the model can hold",
+        )
+    return given or longest
+
+
+_FEWEST_TOKENS = 64
+"""Less holds no prompt of any product."""
 
 
 async def unless_given_up(services: Services, work: Coroutine[Any, Any, T]) -> T:
     """Do `work`, but stop it when a service has died too often: it could only wait for ever.
 
     Raises:
-        ServiceError: a service was given up.
+        UsageError, ServiceError: a service was given up.
     """
     task = asyncio.create_task(work)
     watchers = [asyncio.create_task(p.given_up()) for p in services.processes.values()]

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pydantic
 
 from insitu.kit.codec import from_json
-from insitu.types import BoundaryError
+from insitu.types import BoundaryError, UsageError
 
 T = TypeVar("T")
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -23,6 +23,8 @@ REFUSED = 422
 """The request can never be served: `ValueError` at the client."""
 FAILED = 503
 """The service failed: a `BoundaryError` at the client."""
+MENDABLE = 409
+"""The user has to change something first, a full disk say: `UsageError` at the client."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,7 @@ class RpcClient:
         Raises:
             BoundaryError: of the kind given at the start.
             ValueError: the service refuses the request; it must not be sent again.
+            UsageError: the service cannot go on before the user has changed something.
         """
         if self._closed:
             raise self._error("the client is closed")
@@ -72,6 +75,8 @@ class RpcClient:
             raise self._error(f"{self._name} answered nonsense: {e}") from e
         if status == REFUSED:
             raise ValueError(problem.message)
+        if status == MENDABLE:
+            raise UsageError(problem.message)
         raise self._error(problem.message)
 
     async def close(self) -> None:

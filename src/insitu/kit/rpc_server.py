@@ -16,9 +16,10 @@ import pydantic
 import uvicorn
 
 from insitu.kit.codec import to_json
+from insitu.kit.disk import mendable
 from insitu.kit.log import get_log
-from insitu.kit.rpc import FAILED, REFUSED, Problem
-from insitu.types import BoundaryError, UsageError
+from insitu.kit.rpc import FAILED, MENDABLE, REFUSED, Problem
+from insitu.types import BoundaryError
 
 _log = get_log("kit")
 _PARENT_POLL_S = 0.5
@@ -66,11 +67,13 @@ class RpcApp:
             return 404, Problem(message=f"no route {path}")
         try:
             return 200, await handler(body)
-        except (BoundaryError, UsageError) as e:
+        except BoundaryError as e:
             return FAILED, Problem(message=str(e))
         except (ValueError, pydantic.ValidationError) as e:
             return REFUSED, Problem(message=str(e))
         except Exception as e:  # noqa: BLE001 -- the process's boundary: the client is told
+            if (problem := mendable(e)) is not None:
+                return MENDABLE, Problem(message=str(problem))
             _log.exception("request to %s failed", path)
             return FAILED, Problem(message=f"{type(e).__name__}: {e}")
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from insitu.kit.atomic import write_atomic
 from insitu.kit.digest import digest_bytes
+from insitu.kit.disk import mendable
 from insitu.types import UsageError
 
 _owned: set[Path] = set()
@@ -107,15 +108,23 @@ class RunFolder:
                 f"{path}: a run is there already",
                 remedy="continue it with --resume, or give another run.name",
             )
+        run.begin(config_toml, versions)
+        return run
+
+    def begin(self, config_toml: str, versions: Mapping[str, str] | None = None) -> None:
+        """As `create`; a run that is there in name only is begun with this config instead.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
         head = "".join(f"# {name} {version}\n" for name, version in (versions or {}).items())
         try:
-            for folder in (run.episodes, run.checkpoints, run.weights, run.report):
+            for folder in (self.episodes, self.checkpoints, self.weights, self.report):
                 folder.mkdir(parents=True, exist_ok=True)
             # Last, because it makes the folder a run.
-            write_atomic(run.config, head + config_toml)
+            write_atomic(self.config, head + config_toml)
         except OSError as e:
-            raise UsageError(f"{path}: {e.strerror}", remedy=_remedy(e)) from e
-        return run
+            raise UsageError(f"{self.path}: {_reason(e)}", remedy=_remedy(e)) from e
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -142,7 +151,11 @@ class RunFolder:
         path = self._lock_path
         if path in _owned:
             raise UsageError(f"{self.path}: this process owns the run already")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise UsageError(f"{self.path}: {_reason(e)}", remedy=_remedy(e)) from e
         try:
             self._take(descriptor)
             _owned.add(path)
@@ -181,7 +194,12 @@ def _owner(descriptor: int) -> str:
     return os.pread(descriptor, 32, 0).decode().strip() or "unknown"
 
 
+def _reason(e: OSError) -> str:
+    full = mendable(e) if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
+    return full.problem.removeprefix(f"{e.filename}: ") if full else e.strerror or str(e)
+
+
 def _remedy(e: OSError) -> str:
-    if e.errno == errno.ENOSPC:
+    if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "free some space on the disk"
     return "give a folder that you may write to as run.folder"

@@ -167,7 +167,9 @@ def _config_error(file: Path, error: ValidationError) -> ConfigError:
         near = difflib.get_close_matches(str(first["loc"][-1]), _keys(first["loc"][:-1]), 1, 0.5)
         remedy = f"did you mean `{near[0]}`?" if near else "remove it"
         return ConfigError(f"{file}: unknown key `{key}`", remedy=remedy.rstrip("?"))
-    return ConfigError(f"{file}: `{key}`: {first['msg']}", remedy="correct the value")
+    given = "" if first["type"] == "missing" else f" (given: {first['input']!r})"
+    problem = first["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{file}: `{key}`: {problem}{given}", remedy="correct the value")
 
 
 def _keys(table: tuple[Any, ...]) -> list[str]:

@@ -14,7 +14,6 @@ from insitu.types import (
     Forward,
     Mount,
     ProductError,
-    SandboxError,
     SandboxSpec,
     Task,
     UsageError,
@@ -96,18 +95,16 @@ async def run_product(
 
     Raises:
         ProductError: it could not be started at all.
+        SandboxError: the sandbox is gone, or went while it ran.
     """
     env = {product.env.base_url: base_url, product.env.key: key, product.env.model: model}
     workdir = task.workdir if product.workdir == "task" else product.workdir
-    try:
-        result = await sandbox.exec(
-            command(product, task),
-            env=env,
-            cwd=workdir,
-            timeout_s=min(product.timeout_s, task.agent_timeout_s),
-        )
-    except SandboxError as e:
-        raise ProductError(f"{product.name} was not started: {e}") from e
+    result = await sandbox.exec(
+        command(product, task),
+        env=env,
+        cwd=workdir,
+        timeout_s=min(product.timeout_s, task.agent_timeout_s),
+    )
     if result.exit_code in (*_NOT_STARTED, *product.fault_exit_codes):
         said = result.stderr.decode(errors="replace").strip()[-500:]
         raise ProductError(f"{product.name} ended with exit code {result.exit_code}: {said}")
@@ -137,6 +134,7 @@ def prepare_product(product: Product) -> None:
         raise UsageError(f"{product.name}: `prepare` failed: {e}", remedy=_REMEDY) from e
     if done.returncode:
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-500:]
+        said = said or f"exit code {done.returncode}"
         raise UsageError(f"{product.name}: `prepare` failed: {said}", remedy=_REMEDY)
     _log.info("prepared %s", product.name)
 

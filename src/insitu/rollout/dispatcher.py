@@ -3,7 +3,8 @@
 One task per group; the episodes of a group run side by side. Every episode that is started is
 told to `on_start` before anything runs and to `on_end` exactly once. An episode that ends in a
 fault is retried as a new episode of the same group; a group whose retries are used up is
-discarded with that reason. The dispatcher knows neither the trainer nor the ledger.
+discarded with that reason; where that happens to many groups in a row, the run cannot work and
+ends. The dispatcher knows neither the trainer nor the ledger.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from insitu.kit.log import get_log
 from insitu.rollout.admission import Admission
 from insitu.rollout.episode import Attempt
+from insitu.rollout.patience import Patience
 from insitu.types import Episode, EpisodeEnd, Group, Sampling, Task
 
 _log = get_log("rollout")
@@ -53,6 +55,7 @@ class Dispatcher:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _running: set[asyncio.Task[None]] = field(default_factory=set)
     _failure: BaseException | None = None
+    _patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.in_flight)
@@ -114,7 +117,9 @@ class Dispatcher:
         )
         if any(e is None for e in episodes):
             self.discard(plan.group_id, "faults")
+            self._patience.lost()
             return
+        self._patience.kept()
         have |= {e.attempt: e for e in episodes if e is not None}
         ordered = tuple(have[i] for i in sorted(have))
         await self._ready.put(
@@ -143,7 +148,8 @@ class Dispatcher:
                 self.on_end(episode)
             if episode.end is not EpisodeEnd.FAULT:
                 return episode
-            _log.warning("%s: %s", episode.episode_id, episode.note)
+            _log.info("%s: %s", episode.episode_id, episode.note)
+            self._patience.fault(episode.note)
             if retries[0] <= 0:
                 return None
             retries[0] -= 1

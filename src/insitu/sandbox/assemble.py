@@ -18,6 +18,13 @@ from insitu.sandbox.nest import BWRAP, EMPTY, IdMaps
 START_S = 20.0
 """Seconds bubblewrap may take to start."""
 _BACKLOG = 64
+_HOLDER = (
+    "/bin/sh",
+    "-c",
+    # Not every shell hands an ignored SIGCHLD on, and not every `env` knows how to.
+    "e='/usr/bin/env --ignore-signal=CHLD'; $e /usr/bin/true 2>/dev/null && exec $e /usr/bin/cat;"
+    " trap '' CHLD; exec /usr/bin/cat",
+)
 
 
 @dataclass(kw_only=True)
@@ -130,6 +137,7 @@ def bwrap_arguments(request: dict[str, Any], folder: str, fds: dict[str, int]) -
     out = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     out += ["--unshare-cgroup-try", "--uid", str(skeleton.BOX_UID), "--gid", str(skeleton.BOX_UID)]
     out += ["--hostname", request["hostname"], "--die-with-parent", "--new-session"]
+    out += ["--as-pid-1"]
     out += ["--cap-drop", "ALL", "--clearenv", "--info-fd", str(fds["info"])]
     if "seccomp" in fds:
         out += ["--seccomp", str(fds["seccomp"])]
@@ -151,7 +159,8 @@ def start_bwrap(
     """Start bubblewrap as the user `uid` and wait until the sandbox stands.
 
     The process inside is `cat`: it echoes one byte when everything is mounted and then
-    keeps the namespaces until the other end of its pipe is closed.
+    keeps the namespaces until the other end of its pipe is closed. It is the sandbox's process 1,
+    so that nothing inside can kill it, and ignores SIGCHLD, so that the kernel reaps orphans.
 
     Raises:
         OSError: bubblewrap failed; its own words are in the text.
@@ -217,7 +226,7 @@ def _become_bwrap(
         sys_.no_new_privileges()
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        os.execve(BWRAP, ["init", "--args", str(passed["args"]), "--", "/usr/bin/cat"], {})  # noqa: S606
+        os.execve(BWRAP, ["init", "--args", str(passed["args"]), "--", *_HOLDER], {})  # noqa: S606
     except BaseException as e:  # noqa: BLE001 - a forked child must not run its parent's code.
         os.write(2, f"cannot start {BWRAP}: {e}".encode())
     os._exit(127)

@@ -37,6 +37,7 @@ _UIDS = 60_000
 _KILLED = 137
 _TIMED_OUT = 124
 _KILL_S = 10.0
+_LOOKS, _LOOK_S = 5, 0.01  # a process is seen as dead a moment after its children
 _MIN_KERNEL = (5, 12)
 _MIN_KERNEL_USER = (6, 6)  # user attributes on tmpfs, which overlays without root need
 
@@ -79,8 +80,38 @@ class BubblewrapSandbox:
         stdin: bytes = b"",
         timeout_s: float = 60.0,
     ) -> ExecResult:
-        """See `Sandbox.exec`."""
+        """See `Sandbox.exec`.
+
+        Raises:
+            SandboxError: also where the sandbox was killed from outside while the command ran.
+        """
         self._check()
+        result = await self._exec(argv, env, cwd, stdin, timeout_s)
+        if result.exit_code == _KILLED and not (result.oom or result.timed_out):
+            await self._check_alive()
+        return result
+
+    async def _check_alive(self) -> None:
+        """After a command was killed: by itself, or with the whole sandbox?
+
+        Nothing inside can kill the sandbox's first process, so its death is no doing of the agent.
+        """
+        for _ in range(_LOOKS):
+            if self._gone is not None:
+                return  # destroyed by us
+            answer = await self._channel.call({"op": "alive", "id": self.sandbox_id})
+            if not answer.body["alive"]:
+                raise SandboxError(f"sandbox {self.sandbox_id} was killed from outside")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _exec(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        stdin: bytes,
+        timeout_s: float,
+    ) -> ExecResult:
         limits = self._spec.limits
         request = {
             "op": "exec",

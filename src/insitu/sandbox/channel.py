@@ -121,6 +121,7 @@ class Channel:
                 os.close(fd)
         elif "error" in body:
             future.set_exception(SandboxError(body["error"]))
+            future.exception()  # a caller that was cancelled does not collect it
         else:
             future.set_result(Answer(body, fds))
 

@@ -8,6 +8,7 @@ request has a number `n`, which its answer repeats.
     create   → {"n", "ok"} + root, upper, one listening socket per forward
     exec     → {"n", "status", "cpu_s"} when the command has ended
     sweep    → {"n", "ok"} after all commands in a sandbox were killed
+    alive    → {"n", "alive"}: whether the sandbox's first process still runs
     destroy  → {"n", "ok"} when no process and no mount of the sandbox is left
 
 When the socket closes, it ends, and the kernel ends everything below it (see `nest`).
@@ -81,6 +82,9 @@ class Launcher:
                     self._exec(request, fds)
                 case "sweep":
                     self._sweep(request)
+                case "alive":
+                    dead, _, _ = select.select([self._boxes[request["id"]].pidfd], [], [], 0)
+                    self._reply({"n": request["n"], "alive": not dead})
                 case "destroy":
                     self._destroy(request)
         except (OSError, ValueError, KeyError) as e:
@@ -180,11 +184,10 @@ class Launcher:
             self._reply({"n": run.number, "status": code, "cpu_s": cpu_s})
 
     def _sweep(self, request: dict[str, Any]) -> None:
-        """Kill everything in a sandbox but its first two processes."""
+        """Kill everything in a sandbox but its first process."""
         box = self._boxes[request["id"]]
         for _ in range(_SWEEPS):
-            found = [pid for pid in _members(box) if pid != box.init]
-            victims = [pid for pid in found if not _is_holder(pid, box)]
+            victims = [pid for pid in _members(box) if pid != box.init]
             if not victims:
                 break
             for pid in victims:
@@ -220,16 +223,6 @@ def _members(box: assemble.Box) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def _is_holder(pid: int, box: assemble.Box) -> bool:
-    """Whether this is the process that keeps the sandbox: its first child, process 2 inside."""
-    try:
-        with open(f"/proc/{pid}/status") as f:  # noqa: PTH123
-            line = next(x for x in f if x.startswith("NSpid:"))
-        return line.split()[-1] == "2"
-    except (OSError, StopIteration):
-        return False
 
 
 def main(descriptor: int, mountpoint: str, bwrap: str, use_seccomp: bool) -> None:

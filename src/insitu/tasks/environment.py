@@ -74,6 +74,8 @@ def site_packages(env: Path) -> Path:
 
 def _run(command: list[str], source: SourceTree) -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    if run.returncode and "No space left on device" in run.stderr:
+        raise TaskError(f"{source.name}: the disk is full", remedy="free some space, then go on")
     if run.returncode:
         lines = [s for s in run.stderr.splitlines() if "ERROR" in s] or run.stderr.splitlines()
         raise TaskError(

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
@@ -19,11 +19,21 @@ _log = get_log("train")
 
 
 def write_checkpoint(root: Path, step: int, state: dict[str, Any], *, keep: int = 2) -> Path:
-    """Write `state` (tensors and plain values) as `root/step-NNNNNNNN`; keep the newest `keep`."""
+    """Write `state` (tensors and plain values) as `root/step-NNNNNNNN`; keep the newest `keep`.
+
+    Raises:
+        OSError: the disk is full; the older checkpoints are untouched.
+    """
     folder = root / f"step-{step:08d}"
     with atomic_folder(folder) as temporary:
         with (temporary / "state.pt").open("wb") as f:
-            torch.save(state, f)
+            target = _Target(f)
+            try:
+                torch.save(state, cast("IO[bytes]", target))
+            except RuntimeError:
+                if target.error is not None:
+                    raise target.error from None
+                raise
             f.flush()
             os.fsync(f.fileno())
         manifest = {"step": step, "state.pt": digest_file(temporary / "state.pt")}
@@ -33,6 +43,24 @@ def write_checkpoint(root: Path, step: int, state: dict[str, Any], *, keep: int 
     for part in root.glob(".step-*.part"):
         shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+class _Target:
+    """A file that remembers why it could not be written: torch tells of a lost position only."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as e:
+            self.error = e
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:

@@ -79,7 +79,10 @@ def load_model(folder: Path, *, seed: int = 0) -> nn.Module:
     try:
         config = AutoConfig.from_pretrained(folder)
     except (ValueError, KeyError, OSError) as e:
-        raise CorruptError(f"{folder}/config.json cannot be read: {e}", remedy=_AGAIN) from e
+        raise CorruptError(
+            f"{folder}/config.json cannot be used: {str(e).splitlines()[0].rstrip('.')}",
+            remedy=_AGAIN,
+        ) from e
     shards = check_shards(folder)
     if not shards:
         return _from_config(config, seed)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from insitu.config.load import load
 from insitu.config.tree import Config
 from insitu.kit.codec import from_json
+from insitu.kit.disk import mendable
 from insitu.kit.log import setup_log
 from insitu.kit.rpc_server import Handler, RpcApp, serve_rpc
 from insitu.ledger.run_folder import RunFolder
@@ -155,8 +156,10 @@ def main(argv: list[str] | None = None) -> int:
         trainer, store = open_trainer(folder)
         service = TrainerService(trainer, store, folder.checkpoints)
         asyncio.run(serve_rpc(RpcApp(service.routes(), token), a.socket, parent=parent))
-    except UsageError as e:
-        sys.stderr.write(f"{e}\n")
+    except Exception as e:
+        if (problem := mendable(e)) is None:
+            raise
+        sys.stderr.write(" ".join(str(problem).split()) + "\n")
         return 2
     return 0
 

@@ -89,26 +89,48 @@ def read_model(folder: Path) -> dict[str, TensorBytes]:
     """All tensors of a Hugging Face model folder, of one file or of the index's shards.
 
     Raises:
-        UsageError: there is no config.json or no safetensors file.
-        CorruptError: a shard is missing or damaged.
+        UsageError, CorruptError: see `weight_files`; also where a file is damaged.
     """
-    if not (folder / "config.json").is_file():
+    tensors: dict[str, TensorBytes] = {}
+    for path in weight_files(folder):
+        tensors |= read_tensors(path)
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a Hugging Face model folder, which are there; none is read.
+
+    Raises:
+        UsageError: there is no config.json or no safetensors file.
+        CorruptError: the configuration or the index is damaged, or a shard is missing.
+    """
+    config = folder / "config.json"
+    if not config.is_file():
         raise UsageError(f"{folder}: no model (no config.json)", remedy="give a model's folder")
+    _read_table(config)
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         if not (folder / "model.safetensors").is_file():
             raise UsageError(f"{folder}: no model.safetensors", remedy="give a model with weights")
-        return read_tensors(folder / "model.safetensors")
+        return [folder / "model.safetensors"]
+    shards = _read_table(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise CorruptError(f"{index}: damaged: no weight_map", remedy=COPY_AGAIN)
+    files = [folder / str(name) for name in sorted(set(shards.values()))]
+    for path in files:
+        if not path.is_file():
+            raise CorruptError(f"{path}: missing shard of the model", remedy=COPY_AGAIN)
+    return files
+
+
+def _read_table(path: Path) -> dict[str, object]:
     try:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError) as e:
-        raise CorruptError(f"{index}: damaged: {e}", remedy=COPY_AGAIN) from e
-    tensors: dict[str, TensorBytes] = {}
-    for name in shards:
-        if not (folder / name).is_file():
-            raise CorruptError(f"{folder / name}: missing shard of the model", remedy=COPY_AGAIN)
-        tensors |= read_tensors(folder / name)
-    return tensors
+        table = json.loads(path.read_text())
+        if not isinstance(table, dict):
+            raise ValueError("not a table")
+    except (OSError, ValueError) as e:
+        raise CorruptError(f"{path}: damaged: {e}", remedy=COPY_AGAIN) from e
+    return table
 
 
 def to_bf16(tensor: TensorBytes) -> TensorBytes:

@@ -21,6 +21,7 @@ VERBS = [
     ["config", "show"],
     ["demo"],
     ["doctor"],
+    ["episodes", "atif"],
     ["eval"],
     ["midtrain"],
     ["report"],
@@ -159,7 +160,9 @@ def test_runs_and_report(tmp_path):
 def test_doctor(tmp_path):
     result = runner.invoke(app, ["doctor", "--json"])
     found = json.loads(result.stdout)
-    assert {"machine", "sandbox", "engine", "device"} == {f["part"] for f in found}
+    assert {"machine", "sandbox", "engine", "model API", "device"} == {f["part"] for f in found}
+    # What no recipe can name is not on offer.
+    assert [f["name"] for f in found if f["part"] == "engine"] == ["embedded"]
     assert all(f["detail"] for f in found)
     assert all(f["works"] or f["remedy"] for f in found)
     works = all(f["works"] for f in found if f["needed"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from insitu.fleet.local import LocalService, ServiceError
+from insitu.types import UsageError
 
 SERVE = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
 
@@ -64,3 +65,13 @@ async def test_children_of_a_service_die_with_it(tmp_path):
             return
         await asyncio.sleep(0.02)
     pytest.fail("the child is still there")
+
+
+async def test_what_the_user_can_mend_is_told_at_once(tmp_path):
+    code = "import sys; print('starting'); sys.exit(print('no such model. Give one.') or 2)"
+    thing = service(tmp_path, code)
+    (tmp_path / "log").write_text("an older run's words\n")
+    with pytest.raises(UsageError, match=r"^no such model\. Give one\.$"):
+        await asyncio.wait_for(thing.start(), 10)
+    assert thing.restarts == 0
+    await thing.stop()

@@ -158,7 +158,7 @@ async def test_a_sandbox_that_is_gone_is_a_fault(
 ) -> None:
     sandbox = HostSandbox(tmp_path)
     await sandbox.destroy()
-    with pytest.raises(ProductError, match="was not started: gone"):
+    with pytest.raises(SandboxError, match="gone"):
         await launch.run_product(product, sandbox, task, "u", "k")
 
 

@@ -10,6 +10,7 @@ from insitu.rollout.admission import Admission
 from insitu.rollout.batches import form_batches
 from insitu.rollout.dispatcher import Dispatcher, GroupPlan
 from insitu.rollout.episode import Attempt
+from insitu.rollout.patience import Patience
 from insitu.types import (
     Episode,
     EpisodeEnd,
@@ -18,6 +19,7 @@ from insitu.types import (
     Sampling,
     Segment,
     Task,
+    UsageError,
 )
 
 
@@ -221,3 +223,29 @@ def test_stale_groups_are_refused_when_the_batch_is_full():
     assert admission.is_stale(3)
     assert not admission.is_stale(4)
     assert not admission.is_stale(-1)
+
+
+def test_nothing_but_faults_ends_the_run():
+    world = World(random.Random(1), fault_rate=1.0)
+
+    async def main() -> None:
+        admission = Admission(groups_per_step=1, staleness=0)
+        async for _ in world.dispatcher(plans(100), admission, retries=1).groups():
+            pass
+
+    with pytest.raises(UsageError, match="nothing but faults, 8 times in a row"):
+        asyncio.run(asyncio.wait_for(main(), 20))
+    assert len(world.discarded) == 8
+
+
+def test_patience_lasts_while_something_succeeds():
+    patience = Patience()
+    for _ in range(5):
+        for _ in range(7):
+            patience.lost()
+        patience.kept()
+    for _ in range(7):
+        patience.lost()
+    patience.fault("EngineError: gone")
+    with pytest.raises(UsageError, match="the last: EngineError: gone"):
+        patience.lost()

@@ -55,6 +55,14 @@ def _running(word):
     return found
 
 
+def _space(pid):
+    """The process's PID namespace; None where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/ns/pid").readlink()
+    except OSError:
+        return None
+
+
 def _until(condition, seconds=5.0):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
@@ -192,3 +200,36 @@ def test_a_layer_that_cannot_be_id_mapped_is_copied(tmp_path):
     assert done.stdout.split() == ["4711", "4711", "sub", "x"], done.stderr
     assert list((tmp_path / "to").iterdir()) == []
     assert assemble.START_S > 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs to look into another user's processes")
+async def test_a_sandbox_killed_from_outside_is_a_fault(backend):
+    box = await backend.create(SPEC)
+    other = await backend.create(SPEC)
+    running = asyncio.ensure_future(box.exec(["/bin/sleep", "4323"]))
+    await asyncio.to_thread(_until, lambda: _running(b"sleep\x004323"))
+    (command,) = _running(b"sleep\x004323")
+    for first in _running(b"/usr/bin/cat"):
+        if _space(first) == _space(command):
+            os.kill(int(first), signal.SIGKILL)
+    with pytest.raises(SandboxError, match="killed from outside"):
+        await running
+    with pytest.raises(SandboxError):
+        await box.exec(["/bin/true"])
+    await box.destroy()
+    assert (await other.exec(["/bin/true"])).exit_code == 0
+
+
+async def test_a_command_that_kills_itself_or_all_others_is_no_fault(backend):
+    box = await backend.create(SPEC)
+    assert (await box.exec(["/bin/sh", "-c", "kill -9 $$"])).exit_code == 128 + 9
+    both = await box.exec(["/bin/sh", "-c", "sleep 9 & kill -9 -1; kill -9 1; echo alive"])
+    assert (both.exit_code, both.stdout) == (0, b"alive\n")
+
+
+async def test_orphans_leave_no_dead_processes_behind(backend):
+    box = await backend.create(SPEC)
+    orphans = "for i in 1 2 3 4 5; do (/bin/sh -c 'sleep 0.01 &'); done; sleep 0.3"
+    await box.exec(["/bin/sh", "-c", orphans])
+    left = await box.exec(["/bin/sh", "-c", "cd /proc; echo [0-9]*"])
+    assert len(left.stdout.split()) == 2  # the sandbox's first process and this shell

@@ -1,3 +1,4 @@
+import resource
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from tests.pocket import make_model
 from tests.unit.train.made import batch, sample
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from insitu.train.checkpoint import write_checkpoint
 from insitu.train.optimiser import AdamSpec
 from insitu.train.trainer import Trainer, TrainerSpec
 from insitu.types import CorruptError, Sample, Segment, TrainError, UsageError
@@ -213,3 +215,16 @@ def test_bad_models_are_refused_in_one_line(tmp_path: Path, model):
     (folder / "model.safetensors").write_bytes(b"x")
     with pytest.raises(CorruptError, match="damaged"):
         Trainer(spec(str(folder)))
+
+
+def test_a_full_disk_is_told_and_leaves_the_older_checkpoint(tmp_path: Path):
+    state = {"weights": torch.zeros(50_000)}
+    write_checkpoint(tmp_path, 1, state)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_checkpoint(tmp_path, 2, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
