@@ -15,3 +15,4 @@ make sessions "$work/sessions.jsonl" sessions
 cd "$work"
 insitu midtrain "$recipes/midtrain.toml"
 insitu midtrain "$recipes/coldstart.toml"
+insitu midtrain "$recipes/tries.toml"

@@ -214,7 +214,7 @@ def make_repairs(work: Path, spec: dict[str, Any]) -> None:
         core=core,
         show=view.numbered,
         paths=[p for p in paths if len(p) < 40],
-        family_weights=CONFIG["families"],
+        family_weights=spec.get("families", CONFIG["families"]),
         styles=Styles(**spec["styles"]),
     )
     encode = encoder(work)

@@ -14,3 +14,6 @@ class TasksConfig(Section):
     """Folder of the task set to evaluate on; it shares no package with `train`."""
     limit: int = Field(default=0, ge=0)
     """Train on the first so many tasks of the set's balanced order; 0: all."""
+    where: tuple[str, ...] = ()
+    """Train only on tasks whose metadata hold these values, e.g. `helpful=yes`: those whose failing
+    test points at the bug."""

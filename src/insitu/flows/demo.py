@@ -15,7 +15,13 @@ from insitu.flows.evaluation import AFTER, BEFORE, GREEDY_BEFORE, evaluate_polic
 from insitu.flows.progress import Progress
 from insitu.flows.reporting import baselines_of, report, report_data, result_line
 from insitu.flows.rl import check_training, train_policy
-from insitu.flows.runs import open_run, read_tasks, refuse_evaluation, same_history
+from insitu.flows.runs import (
+    open_run,
+    read_tasks,
+    refuse_evaluation,
+    same_history,
+    training_tasks,
+)
 from insitu.flows.services import Services, open_services
 from insitu.ledger.ledger import Ledger
 from insitu.ledger.run_folder import RunFolder
@@ -40,7 +46,7 @@ def run_demo(overrides: Sequence[str], *, progress: Progress) -> list[str]:
     """
     config = load(_recipe("rl.toml"), overrides)
     check_training(config)
-    train = read_tasks(config.tasks.train, key="tasks.train", use="rl", limit=config.tasks.limit)
+    train = training_tasks(config)
     heldout = read_tasks(config.tasks.heldout, key="tasks.heldout", limit=config.eval.limit)
     with open_run(config, resume=True) as (folder, ledger):
         refuse_evaluation(folder, ledger)
@@ -50,7 +56,8 @@ def run_demo(overrides: Sequence[str], *, progress: Progress) -> list[str]:
         else:
             progress.say(f"{folder.path} is complete: reused; remove it to run the demo again")
         tries, seed = config.eval.baseline_tries, config.run.seed
-        baselines = baselines_of(train, heldout, tries=tries, seed=seed)
+        known = read_tasks(config.tasks.train, key="tasks.train")
+        baselines = baselines_of(known, heldout, tries=tries, seed=seed)
         data = report_data(folder, ledger, seed=seed, baselines=baselines)
     page = report(data, folder, Console())
     tables = [f"baseline, {b.name}: {b.rate.value:.1%}" for b in baselines]

@@ -21,9 +21,9 @@ from insitu.flows.reporting import report_data
 from insitu.flows.runs import (
     expect_run,
     open_run,
-    read_tasks,
     refuse_evaluation,
     same_history,
+    training_tasks,
 )
 from insitu.flows.services import Services, open_services, unless_given_up
 from insitu.ledger.metrics import write_metrics
@@ -190,7 +190,7 @@ def check_training(config: Config) -> None:
 def run_rl(config: Config, *, resume: bool, progress: Progress) -> RunFolder:
     """Train a policy by RL inside a product, as the recipe says; the run's folder."""
     check_training(config)
-    tasks = read_tasks(config.tasks.train, key="tasks.train", use="rl", limit=config.tasks.limit)
+    tasks = training_tasks(config)
     if resume:
         expect_run(config)
     with open_run(config, resume=resume) as (folder, ledger):

@@ -117,7 +117,14 @@ def same_history(config: Config, folder: RunFolder) -> None:
 _HISTORY = frozenset(
     {
         *("policy", "product", "gateway", "train", "run.seed"),
-        *("tasks.train", "tasks.limit", "reward.formula", "rl.group_size", "rl.groups_per_step"),
+        *(
+            "tasks.train",
+            "tasks.limit",
+            "tasks.where",
+            "reward.formula",
+            "rl.group_size",
+            "rl.groups_per_step",
+        ),
         *("rl.staleness", "rl.skip_groups_without_signal"),
     }
 )
@@ -184,6 +191,23 @@ def _commit() -> str:
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def training_tasks(config: Config) -> list[Task]:
+    """The tasks that the recipe trains on.
+
+    Raises:
+        UsageError: there are none, or none that fit `tasks.where`.
+    """
+    where = config.tasks.where
+    tasks = read_tasks(config.tasks.train, key="tasks.train", use="rl")
+    kept = [t for t in tasks if {f"{k}={v}" for k, v in t.metadata.items()}.issuperset(where)]
+    if not kept:
+        raise UsageError(
+            f"tasks.where: no task of {config.tasks.train} has {' and '.join(where)}",
+            remedy=f"give name=value; the names are {', '.join(sorted(tasks[0].metadata))}",
+        )
+    return kept[: config.tasks.limit or None]
 
 
 def read_tasks(folder: str, *, key: str, use: str = "", limit: int = 0) -> list[Task]:
