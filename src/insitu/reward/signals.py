@@ -16,6 +16,8 @@ from insitu.types import Call, Change, EpisodeEnd, Signal, Verdict
 
 PASS_PATTERN = r"\A\s*passed\b"  # noqa: S105
 """What the result of a test tool begins with when all tests passed."""
+_REFUSED = re.compile(r"\A\s*error\b")
+"""What the result of a tool begins with that could not do what it was asked."""
 
 NAMES = (
     "passed",
@@ -30,6 +32,7 @@ NAMES = (
     "tested_before_edit",
     "finished_after_pass",
     "malformed_calls",
+    "refused_calls",
     "changed_files",
 )
 """Every signal that `episode_signals` gives, in its order."""
@@ -68,6 +71,7 @@ def episode_signals(
     - `finished_after_pass`: 1 where it finished, the last test run passed, and no edit followed.
     - `malformed_calls`: tool calls whose arguments are no JSON object or whose tool is not on
       offer, and answers in which the renderer found a broken call.
+    - `refused_calls`: tool calls whose result begins with the word `error`.
     - `changed_files`: paths that differ in the workspace.
     """
     uses = tool_uses(calls)
@@ -90,6 +94,10 @@ def episode_signals(
         "tested_before_edit": (_tested_first(sequence), " ".join(k or "other" for k in sequence)),
         "finished_after_pass": (_ended_well(episode_end, sequence, passes), ""),
         "malformed_calls": (malformed, ""),
+        "refused_calls": (
+            sum(u.result is not None and bool(_REFUSED.match(u.result)) for u in uses),
+            "",
+        ),
         "changed_files": (len(changes), ", ".join(c.path for c in changes[:3])),
     }
     return tuple(

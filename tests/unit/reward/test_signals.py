@@ -58,7 +58,8 @@ def test_a_good_episode():
     assert signals(calls, changes=(change,)) == {
         "passed": 1, "tests_passed": 1, "finished": 1, "calls": 4, "sampled_tokens": 40,
         "effort": 0.04, "edits": 1, "test_runs": 2, "repeated_edits": 0, "tested_before_edit": 1,
-        "finished_after_pass": 1, "malformed_calls": 0, "changed_files": 1,
+        "finished_after_pass": 1, "malformed_calls": 0, "refused_calls": 0,
+        "changed_files": 1,
     }  # fmt: skip
 
 
@@ -103,6 +104,12 @@ def test_malformed_calls():
         malformed_text="<tool_call>\n{broken",
     )  # fmt: skip
     assert signals(calls)["malformed_calls"] == 4
+
+
+def test_a_result_that_begins_with_error_is_a_refused_call():
+    refused = ("edit", EDIT, "error: old is not in line 3")
+    calls = recorded(refused, ("edit", EDIT, "3 errors"), refused)
+    assert signals(calls)["refused_calls"] == 2
 
 
 def test_an_empty_or_unreadable_recording_gives_zeros():
