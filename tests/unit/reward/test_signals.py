@@ -108,7 +108,7 @@ def test_malformed_calls():
 
 def test_a_result_that_begins_with_error_is_a_refused_call():
     refused = ("edit", EDIT, "error: old is not in line 3")
-    calls = recorded(refused, ("edit", EDIT, "3 errors"), refused)
+    calls = recorded(refused, ("edit", EDIT, "3 errors"), refused, ("finish", {}, None))
     assert signals(calls)["refused_calls"] == 2
 
 
