@@ -15,4 +15,3 @@ make sessions "$work/sessions.jsonl" sessions
 cd "$work"
 insitu midtrain "$recipes/midtrain.toml"
 insitu midtrain "$recipes/coldstart.toml"
-insitu midtrain "$recipes/tries.toml"

@@ -52,9 +52,6 @@ class Styles:
     after each edit, and finish or give up as `habits` say."""
     wrong_counts: tuple[int, ...] = (1, 1, 2, 3)
     """How many wrong edits come first in `wrong_first`; one of these numbers at random."""
-    learn_tries: bool = False
-    """Wrong edits on the right line carry loss too: who sees the line and not the repair tries
-    what is plausible there, one thing after the other."""
     near: float = 0.6
     """Share of the wrong edits that are on the right line, where it offers any."""
     test_after: float = 0.6
@@ -166,8 +163,7 @@ class RepairMaker:
             pool = [e for e in (here if near else wrong) if e not in tried]
             if pool:
                 tried.append(rng.choice(pool))
-                learnt = self.styles.learn_tries and tried[-1].line == bug.line
-                talk.try_wrong(tried[-1], learnt=learnt)
+                talk.try_wrong(tried[-1])
         return bool(tried)
 
     def _bugs(
@@ -245,10 +241,9 @@ class _Talk:
         else:
             self.call("run_tests" if tested else "finish", None)
 
-    def try_wrong(self, wrong: Edit, *, learnt: bool) -> None:
+    def try_wrong(self, wrong: Edit) -> None:
         before = self.file.lines[wrong.line - 1]
-        if not learnt:
-            self.unscored.append(len(self.messages))
+        self.unscored.append(len(self.messages))
         self.edit(wrong)
         self.test()
         self.file.lines[wrong.line - 1] = before
