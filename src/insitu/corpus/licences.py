@@ -70,11 +70,12 @@ def permissive(metadata: str) -> str | None:
     if classifiers:
         return _all(classifiers)
     named = _fields(head, "License")
-    return _expression(named[0].splitlines()[0]) if named else None
+    return _expression(named[0]) if named else None
 
 
 def _fields(head: str, name: str) -> list[str]:
-    return [m.strip() for m in re.findall(rf"^{name}:[ \t]*(.+)$", head, re.MULTILINE)]
+    found = re.findall(rf"^{name}:(.*)$", head, re.MULTILINE)
+    return [value.strip() for value in found if value.strip()]
 
 
 def _one(name: str) -> str | None:

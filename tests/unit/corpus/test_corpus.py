@@ -42,6 +42,8 @@ def document(text: str, path: str = "heap.py") -> Document:
         ("License: BSD 3-Clause License\n", "BSD-3-Clause"),
         ("Classifier: License :: OSI Approved :: MIT License\n", "MIT"),
         ("Classifier: License :: OSI Approved :: GNU General Public License v3 (GPLv3)\n", None),
+        ("License: \nLicense-File: LICENSE\n", None),
+        ("License:\nClassifier: License :: OSI Approved :: MIT License\n", "MIT"),
         ("Name: x\n", None),
         ("Name: x\n\nLicense: MIT\n", None),
     ],
